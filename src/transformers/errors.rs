@@ -1,0 +1,159 @@
+//! From a Python exception to a [`PrefillError`]: an `EngineError` by its kind and facts, everything else as kind `python`
+//! with its message and traceback kept.
+
+use pyo3::exceptions::{PyException, PyImportError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTraceback};
+
+use crate::error::{ErrorKind, PrefillError};
+
+/// What came back from Python instead of a result. The original exception is kept for a Python caller's `__cause__`.
+pub(crate) enum Failure {
+    /// An error of ours, and the exception that it was made from, if it was.
+    Error(PrefillError, Option<PyErr>),
+    /// `KeyboardInterrupt`, `SystemExit` and their like: not errors of the call, so they pass through as themselves.
+    Interrupt(PyErr),
+}
+
+impl From<PrefillError> for Failure {
+    fn from(error: PrefillError) -> Self {
+        Self::Error(error, None)
+    }
+}
+
+impl Failure {
+    /// Translates an exception raised by the engine.
+    pub fn of(py: Python<'_>, error: PyErr) -> Self {
+        if !error.is_instance_of::<PyException>(py) {
+            return Self::Interrupt(error);
+        }
+        let translated = engine_error(py, &error).unwrap_or_else(|| python(py, &error));
+        Self::Error(translated, Some(error))
+    }
+
+    /// Translates an exception raised by importing the engine: what cannot be imported is missing from the environment.
+    pub fn of_import(py: Python<'_>, error: PyErr) -> Self {
+        if !error.is_instance_of::<PyImportError>(py) {
+            return Self::of(py, error);
+        }
+        let sys = py.import("sys").ok();
+        let read = |name: &str| sys.as_ref()?.getattr(name).ok()?.extract::<String>().ok();
+        let package =
+            error.value(py).getattr("name").ok().and_then(|name| name.extract::<String>().ok());
+        let top = package
+            .as_deref()
+            .and_then(|name| name.split('.').next())
+            .unwrap_or("torch transformers accelerate");
+        let interpreter = read("executable");
+        let translated = PrefillError::Environment {
+            missing: text(error.value(py)),
+            fix: format!(
+                "run `{} -m pip install {top}`",
+                interpreter.as_deref().unwrap_or("python")
+            ),
+            prefix: read("prefix"),
+            interpreter,
+        };
+        Self::Error(translated, Some(error))
+    }
+
+    /// For callers that are not Python: an interrupt becomes an error like any other.
+    pub fn into_error(self, py: Python<'_>) -> PrefillError {
+        match self {
+            Self::Error(error, _) => error,
+            Self::Interrupt(error) => python(py, &error),
+        }
+    }
+}
+
+/// The error an `EngineError` stands for; none if it is another exception.
+fn engine_error(py: Python<'_>, error: &PyErr) -> Option<PrefillError> {
+    let value = error.value(py);
+    let kind = ErrorKind::from_slug(&value.getattr("kind").ok()?.extract::<String>().ok()?)?;
+    let facts = Facts(value.getattr("facts").ok()?.cast_into::<PyDict>().ok()?);
+    Some(match kind {
+        ErrorKind::InvalidRequest => PrefillError::InvalidRequest {
+            field: facts.text("field"),
+            value: facts.text("value"),
+            expected: facts.text("expected"),
+            prompt: facts.get("prompt"),
+        },
+        ErrorKind::ContextWindowExceeded => PrefillError::ContextWindowExceeded {
+            prompt: facts.get("prompt")?,
+            tokens: facts.get("tokens")?,
+            limit: facts.get("limit"),
+        },
+        ErrorKind::ChatTemplate => PrefillError::ChatTemplate {
+            prompt: facts.get("prompt"),
+            model: facts.text("model"),
+            detail: facts.text("detail"),
+        },
+        ErrorKind::ModelLoad => PrefillError::ModelLoad {
+            model: facts.text("model"),
+            detail: facts.text("detail"),
+            names: facts.get("names").unwrap_or_default(),
+        },
+        ErrorKind::RemoteCode => {
+            PrefillError::RemoteCode { model: facts.text("model"), detail: facts.text("detail") }
+        }
+        ErrorKind::UnsupportedModel => PrefillError::UnsupportedModel {
+            model: facts.text("model"),
+            expected: facts.text("expected"),
+            found: facts.text("found"),
+        },
+        ErrorKind::Device => PrefillError::Device {
+            device: facts.text("device"),
+            available: facts.text("available"),
+        },
+        ErrorKind::OutOfMemory => {
+            PrefillError::OutOfMemory { device: facts.text("device"), tokens: facts.get("tokens") }
+        }
+        ErrorKind::Environment => {
+            let sys = py.import("sys").ok();
+            let read = |name: &str| sys.as_ref()?.getattr(name).ok()?.extract().ok();
+            PrefillError::Environment {
+                interpreter: read("executable"),
+                prefix: read("prefix"),
+                missing: facts.text("missing"),
+                fix: facts.text("fix"),
+            }
+        }
+        // Kinds that only Rust raises.
+        _ => return None,
+    })
+}
+
+/// The facts of an `EngineError`.
+struct Facts<'py>(Bound<'py, PyDict>);
+
+impl<'py> Facts<'py> {
+    fn get<T: for<'a> FromPyObject<'a, 'py>>(&self, name: &str) -> Option<T> {
+        self.0.get_item(name).ok()??.extract().ok()
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.0.get_item(name).ok().flatten().map(|value| text(&value)).unwrap_or_default()
+    }
+}
+
+/// Any exception, whole.
+fn python(py: Python<'_>, error: &PyErr) -> PrefillError {
+    let type_name =
+        error.get_type(py).qualname().map_or_else(|_| "Exception".into(), |name| name.to_string());
+    let traceback =
+        error.traceback(py).and_then(|traceback| formatted(&traceback)).unwrap_or_default();
+    PrefillError::Python { type_name, message: text(error.value(py)), traceback }
+}
+
+fn formatted(traceback: &Bound<'_, PyTraceback>) -> Option<String> {
+    let lines =
+        traceback.py().import("traceback").ok()?.call_method1("format_tb", (traceback,)).ok()?;
+    let lines: Vec<Bound<'_, PyAny>> = lines.extract().ok()?;
+    Some(lines.iter().map(text).collect())
+}
+
+/// `str(value)`. Lone surrogates, which Rust text cannot hold, become replacement characters; a `__str__` that raises
+/// gives the empty text.
+fn text(value: &Bound<'_, PyAny>) -> String {
+    value.str().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}

@@ -1,0 +1,24 @@
+//! The backend that runs `transformers` in `CPython`: the only place in the crate, beside the extension module, that knows
+//! Python.
+//!
+//! `interpreter` starts `CPython`, `environment` says which one, `sources` makes the embedded engine importable, `engine`
+//! calls it, `convert` and `errors` translate what crosses, `config` and `forward` are what users see.
+
+mod config;
+mod convert;
+mod engine;
+mod environment;
+mod errors;
+mod forward;
+mod interpreter;
+mod sources;
+
+pub use config::{DeviceMap, TransformersConfig};
+pub use forward::TransformersForward;
+
+#[cfg(feature = "python")]
+pub(crate) use engine::Engine;
+#[cfg(feature = "python")]
+pub(crate) use errors::Failure;
+#[cfg(feature = "python")]
+pub(crate) use sources::Sources;
