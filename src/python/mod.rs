@@ -1,0 +1,38 @@
+//! The extension module `prefill_router._core`: the contract's types for Python, compiled from the same Rust.
+//!
+//! `request` and `prompts` turn arguments into a [`ForwardRequest`](crate::ForwardRequest), `output` shows results as numpy
+//! views, `forward` runs them, `errors` raises.
+
+mod errors;
+mod forward;
+mod output;
+mod prompts;
+mod request;
+
+use pyo3::prelude::*;
+
+/// Compiled core of `prefill_router`. Import from the package instead.
+#[pymodule]
+#[pyo3(name = "_core")]
+mod core {
+    #[pymodule_export]
+    use super::error_kinds;
+    #[pymodule_export]
+    use super::forward::TransformersForward;
+    #[pymodule_export]
+    use super::output::{AttentionModule, ForwardOutput, ModelInfo, Receipt};
+    #[pymodule_export]
+    use super::prompts::{Raw, Tokens};
+    #[pymodule_export]
+    use super::request::{ForwardRequest, Packed, Padded};
+
+    #[allow(non_upper_case_globals)]
+    #[pymodule_export]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}
+
+/// The slugs of every error kind, in the order of the documentation.
+#[pyfunction]
+fn error_kinds() -> Vec<&'static str> {
+    crate::error::ErrorKind::ALL.iter().map(|kind| kind.slug()).collect()
+}
