@@ -1,0 +1,70 @@
+# One command sets up, one checks everything that CI checks. `make` lists them.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON := .venv/bin/python
+# uv from the machine, or a private copy installed with pip.
+UV := $(shell command -v uv || echo target/uv/bin/uv)
+# The interpreter that the crate is linked against is the one of the environment.
+export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
+# One folder for everything that is built, models for tests included.
+export PREFILL_ROUTER_TEST_CACHE ?= $(CURDIR)/target/test-models
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: $(filter target/%,$(UV)) ## Make .venv with everything, the compiled package included
+	$(UV) sync --locked --quiet
+
+target/uv/bin/uv:
+	python3 -m pip install --quiet --disable-pip-version-check --target target/uv uv
+
+.PHONY: demo
+demo: setup ## Features of a few prompts from a real model, and which prompts are alike
+	$(PYTHON) examples/demo.py "$$($(PYTHON) tests/fixtures/smollm2.py)"
+
+.PHONY: test
+test: test-rust test-python ## Every test, Rust and Python
+
+.PHONY: test-rust
+test-rust: setup ## The crate: unit, integration and documentation tests
+	cargo build --locked --no-default-features
+	cargo test --locked
+
+.PHONY: test-python
+test-python: setup ## The wheel
+	$(PYTHON) -m pytest
+
+.PHONY: lint
+lint: setup ## Format, clippy, ruff, types, stubs, documentation
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --no-default-features --all-targets -- -D warnings
+	cargo clippy --locked --features python -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --quiet
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	$(PYTHON) -m mypy.stubtest prefill_router._core
+
+.PHONY: format
+format: setup ## Rewrite sources to the formatters' taste
+	cargo fmt
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+.PHONY: bench
+bench: setup ## Speed, memory and crossing against the plain forward (PROMPTS=file.jsonl, minutes)
+	$(PYTHON) benches/forward.py "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
+
+.PHONY: docs
+docs: ## The crate's documentation, in target/doc
+	cargo doc --locked --no-deps
+
+.PHONY: clean
+clean: ## Remove everything that was built
+	rm -rf target .venv python/prefill_router/_core*.so
