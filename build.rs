@@ -47,7 +47,9 @@ mod embedded {
                 Some((last, parents)) if last == "__init__" => (true, parents),
                 _ => (false, parts.as_slice()),
             };
-            writeln!(text, "    ({:?}, {package}, include_str!({:?})),", parts.join("."), file)
+            let name = parts.join(".");
+            let path = file.to_str().expect("the checkout has a path of valid Unicode");
+            writeln!(text, "    ({name:?}, {package}, include_str!({path:?})),")
                 .expect("a String takes it");
         }
         text + "]\n"

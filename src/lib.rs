@@ -65,3 +65,8 @@ pub use error::{ErrorKind, Fact, PrefillError, Result};
 pub use forward::PrefillForward;
 #[cfg(feature = "transformers")]
 pub use transformers::{DeviceMap, TransformersConfig, TransformersForward};
+
+/// Compiles the examples of the README.
+#[cfg(all(doctest, feature = "transformers"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
