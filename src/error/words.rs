@@ -35,7 +35,7 @@ impl Display for PrefillError {
             Self::ModelLoad { model, detail, names } =>
                 write!(f, "cannot load {}: {}{}; check its name, revision and files", Value(model), Clause(detail), Listed(names)),
             Self::RemoteCode { model, detail } =>
-                write!(f, "{} needs code of its own: {}; set trust_remote_code to true if you trust it", Value(model), Clause(detail)),
+                write!(f, "{} needs code of its own: {}; it runs with trust_remote_code only, from a folder or a pinned commit", Value(model), Clause(detail)),
             Self::UnsupportedModel { model, expected, found } =>
                 write!(f, "{} is not supported: expected {}, found {}; choose another model", Value(model), Clause(expected), Clause(found)),
             Self::Device { device, available } =>
@@ -164,7 +164,7 @@ mod tests {
             "prompt 2 has 53 tokens, over the limit of 16; shorten it or set overflow to keep_template or right",
             "the chat template of `org/m` refused prompt 1: roles must alternate; change its messages or pass raw text",
             "cannot load `org/m`: tensors are missing (`a`, `b`); check its name, revision and files",
-            "`org/m` needs code of its own: it ships modeling_m.py; set trust_remote_code to true if you trust it",
+            "`org/m` needs code of its own: it ships modeling_m.py; it runs with trust_remote_code only, from a folder or a pinned commit",
             "`org/m` is not supported: expected states of [batch, tokens, hidden], found [1, 4, 7, 32]; choose another model",
             "device `cuda:1` is not there; choose from cpu, cuda:0",
             "out of memory on `cuda:0` with 4096 tokens in the batch; lower max_tokens or batch_size",

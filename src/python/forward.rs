@@ -49,8 +49,8 @@ impl TransformersForward {
         let config = || -> Result<TransformersConfig> {
             let mut config = TransformersConfig::new(path("model", model)?);
             config.revision = revision.map(|value| string(value, "revision", None)).transpose()?;
-            config.device = device.map(shown).transpose()?;
-            config.dtype = dtype.map(shown).transpose()?;
+            config.device = device.map(|value| shown("device", value)).transpose()?;
+            config.dtype = dtype.map(|value| shown("dtype", value)).transpose()?;
             config.cache_dir = cache_dir.map(|value| path("cache_dir", value)).transpose()?;
             config.device_map = device_map.map(read_device_map).transpose()?;
             Ok(config.trust_remote_code(trust_remote_code).verify(verify))
@@ -123,9 +123,9 @@ fn path(field: &str, value: &Bound<'_, PyAny>) -> Result<String> {
 }
 
 /// `str(value)`: `torch.device` and `torch.dtype` say their own names.
-fn shown(value: &Bound<'_, PyAny>) -> Result<String> {
-    let text = value.str().map_err(|_| refusal("device", value, "a name", None))?;
-    string(text.as_any(), "device", None)
+fn shown(field: &str, value: &Bound<'_, PyAny>) -> Result<String> {
+    let text = value.str().map_err(|_| refusal(field, value, "a name", None))?;
+    string(text.as_any(), field, None)
 }
 
 fn read_device_map(value: &Bound<'_, PyAny>) -> Result<DeviceMap> {
@@ -139,7 +139,8 @@ fn read_device_map(value: &Bound<'_, PyAny>) -> Result<DeviceMap> {
         };
     }
     let map = value.cast::<PyDict>().map_err(|_| refused())?;
-    let entries =
-        map.iter().map(|(name, device)| Ok((string(&name, "device_map", None)?, shown(&device)?)));
+    let entries = map.iter().map(|(name, device)| {
+        Ok((string(&name, "device_map", None)?, shown("device_map", &device)?))
+    });
     entries.collect::<Result<BTreeMap<_, _>>>().map(DeviceMap::Modules)
 }

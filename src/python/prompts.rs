@@ -1,11 +1,15 @@
 //! From what Python passes as prompts to the contract's [`Prompt`]. Whatever is not one is refused with its index; nothing
 //! is guessed, split or dropped.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{
+    PyBool, PyByteArray, PyBytes, PyDict, PyFrozenSet, PyIterator, PyList, PySet, PyString, PyTuple,
+};
 
 use crate::contract::{Message, Prompt};
 use crate::error::{PrefillError, Result};
+use crate::transformers::Failure;
 
 /// A prompt that is tokenized as it stands, without the chat template.
 ///
@@ -50,23 +54,22 @@ impl Tokens {
     #[new]
     fn new(py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Self> {
         let refused = |value: &Bound<'_, PyAny>| {
-            super::errors::raise_error(
-                py,
-                refusal("ids", value, "a list of whole numbers, 0 to 4294967295", None),
-            )
+            refusal("ids", value, "a list of whole numbers, 0 to 4294967295", None)
         };
-        if ids.is_instance_of::<PyString>() || ids.is_instance_of::<PyBytes>() {
-            return Err(refused(ids));
-        }
-        let mut numbers = Vec::new();
-        for id in ids.try_iter().map_err(|_| refused(ids))? {
-            let id = id?;
-            match id.extract::<u32>() {
-                Ok(number) if !id.is_instance_of::<PyBool>() => numbers.push(number),
-                _ => return Err(refused(&id)),
+        let read = || -> Result<Vec<u32>, Failure> {
+            if is_text(ids) || has_no_order(ids) {
+                return Err(refused(ids).into());
             }
-        }
-        Ok(Self { ids: numbers })
+            let number = |id: PyResult<Bound<'_, PyAny>>| {
+                let id = id.map_err(Failure::Interrupt)?;
+                match id.extract::<u32>() {
+                    Ok(number) if !id.is_instance_of::<PyBool>() => Ok(number),
+                    _ => Err(refused(&id).into()),
+                }
+            };
+            iterate(ids, || refused(ids))?.map(number).collect()
+        };
+        Ok(Self { ids: read().map_err(|failure| super::errors::raise(py, failure))? })
     }
 
     fn __repr__(&self) -> String {
@@ -77,19 +80,17 @@ impl Tokens {
 /// Every prompt of a request.
 pub(super) fn prompts(value: &Bound<'_, PyAny>) -> PyResult<Vec<Prompt>> {
     let py = value.py();
-    let refused =
-        |expected: &str| super::errors::raise_error(py, refusal("prompts", value, expected, None));
-    if value.is_instance_of::<PyString>() || is_bytes(value) {
-        return Err(refused("a list of prompts: put a single prompt into a list"));
+    let refused = |expected: &str| refusal("prompts", value, expected, None);
+    if is_text(value) {
+        let expected = "a list of prompts: put a single prompt into a list";
+        return Err(super::errors::raise_error(py, refused(expected)));
     }
-    if value.is_instance_of::<PyDict>()
-        || value.is_instance_of::<Raw>()
-        || value.is_instance_of::<Tokens>()
-    {
-        return Err(refused("a list of prompts"));
+    if has_no_order(value) {
+        return Err(super::errors::raise_error(py, refused("a list of prompts, in an order")));
     }
-    let items = value.try_iter().map_err(|_| refused("a list of prompts"))?;
+    let items = iterate(value, || refused("a list of prompts"));
     items
+        .map_err(|failure| super::errors::raise(py, failure))?
         .enumerate()
         .map(|(index, item)| {
             prompt(&item?, index).map_err(|error| super::errors::raise_error(py, error))
@@ -150,8 +151,33 @@ pub(super) fn string(
     Ok(text.to_owned())
 }
 
-fn is_bytes(value: &Bound<'_, PyAny>) -> bool {
-    value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>()
+/// Whether it is one text, which would fall apart into characters or bytes.
+pub(super) fn is_text(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyBytes>()
+        || value.is_instance_of::<PyByteArray>()
+}
+
+/// Whether iterating over it would make up an order, or drop half of it.
+fn has_no_order(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyDict>()
+        || value.is_instance_of::<PySet>()
+        || value.is_instance_of::<PyFrozenSet>()
+}
+
+/// An iterator over the value. What cannot be iterated over is refused; what the caller's own code raises on being asked
+/// stays the caller's.
+pub(super) fn iterate<'py>(
+    value: &Bound<'py, PyAny>,
+    refused: impl FnOnce() -> PrefillError,
+) -> Result<Bound<'py, PyIterator>, Failure> {
+    value.try_iter().map_err(|error| {
+        if error.is_instance_of::<PyTypeError>(value.py()) {
+            refused().into()
+        } else {
+            Failure::Interrupt(error)
+        }
+    })
 }
 
 /// `invalid_request` for a Python value, shown as its repr.

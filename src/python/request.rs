@@ -4,14 +4,16 @@ use std::str::FromStr;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyString};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyString};
+use serde_json::{Map, Value};
 
-use super::errors::raise_error;
-use super::prompts::{prompts, refusal, string};
+use super::errors::{raise, raise_error};
+use super::prompts::{is_text, iterate, prompts, refusal, string};
 use crate::contract::{
     self, Batching, ForwardRequestBuilder, Layer, Layers, Overflow, Pooling, Prompt,
 };
 use crate::error::{PrefillError, Result};
+use crate::transformers::Failure;
 
 /// Rows of all prompts together, up to a token budget; a prompt above the budget runs alone.
 ///
@@ -176,7 +178,7 @@ impl ForwardRequest {
                         "unexpected keyword argument '{name}'"
                     )));
                 }
-                Err(error) => return Err(raise_error(py, error)),
+                Err(failure) => return Err(raise(py, failure)),
             };
         }
         Ok(Self { inner: builder.build().map_err(|error| raise_error(py, error))? })
@@ -188,7 +190,7 @@ fn set(
     builder: ForwardRequestBuilder,
     name: &str,
     value: &Bound<'_, PyAny>,
-) -> Result<Option<ForwardRequestBuilder>> {
+) -> Result<Option<ForwardRequestBuilder>, Failure> {
     Ok(Some(match name {
         "chat_template_kwargs" => builder.chat_template_kwargs(template_kwargs(value)?),
         "layers" => builder.layers(layers(value)?),
@@ -220,7 +222,7 @@ fn count(field: &str, value: &Bound<'_, PyAny>) -> Result<usize> {
     number.ok_or_else(|| refusal(field, value, "a whole number of at least 1", None))
 }
 
-fn layers(value: &Bound<'_, PyAny>) -> Result<Layers> {
+fn layers(value: &Bound<'_, PyAny>) -> Result<Layers, Failure> {
     const EXPECTED: &str =
         "\"upper_half\", \"all\", \"final\", or a list of whole numbers and \"final\"";
     if value.is_instance_of::<PyString>() {
@@ -228,18 +230,20 @@ fn layers(value: &Bound<'_, PyAny>) -> Result<Layers> {
             "upper_half" => Ok(Layers::UpperHalf),
             "all" => Ok(Layers::All),
             "final" => Ok(Layers::Selected(vec![Layer::Final])),
-            _ => Err(refusal("layers", value, EXPECTED, None)),
+            _ => Err(refusal("layers", value, EXPECTED, None).into()),
         };
     }
     let refused = |item: &Bound<'_, PyAny>| refusal("layers", item, EXPECTED, None);
-    let items = value.try_iter().map_err(|_| refused(value))?;
-    let selected = items.map(|item| {
-        let item = item.map_err(|_| refused(value))?;
+    if is_text(value) || value.is_instance_of::<PyDict>() {
+        return Err(refused(value).into());
+    }
+    let selected = iterate(value, || refused(value))?.map(|item| -> Result<Layer, Failure> {
+        let item = item.map_err(Failure::Interrupt)?;
         if item.is_instance_of::<PyString>() {
             return if string(&item, "layers", None)? == "final" {
                 Ok(Layer::Final)
             } else {
-                Err(refused(&item))
+                Err(refused(&item).into())
             };
         }
         let index =
@@ -248,19 +252,19 @@ fn layers(value: &Bound<'_, PyAny>) -> Result<Layers> {
         Ok(usize::try_from(index)
             .map_or_else(|_| Layer::FromEnd(index.unsigned_abs()), Layer::Direct))
     });
-    selected.collect::<Result<_>>().map(Layers::Selected)
+    selected.collect::<Result<_, Failure>>().map(Layers::Selected)
 }
 
-fn poolings(value: &Bound<'_, PyAny>) -> Result<Vec<Pooling>> {
+fn poolings(value: &Bound<'_, PyAny>) -> Result<Vec<Pooling>, Failure> {
     const EXPECTED: &str = "a list of \"last\" and \"mean\"";
-    if value.is_instance_of::<PyString>() {
-        return Err(refusal("pooling", value, EXPECTED, None));
+    let refused = || refusal("pooling", value, EXPECTED, None);
+    if is_text(value) {
+        return Err(refused().into());
     }
-    let items = value.try_iter().map_err(|_| refusal("pooling", value, EXPECTED, None))?;
-    items
+    iterate(value, refused)?
         .map(|item| {
-            let item = item.map_err(|_| refusal("pooling", value, EXPECTED, None))?;
-            Pooling::from_str(&string(&item, "pooling", None)?)
+            let item = item.map_err(Failure::Interrupt)?;
+            Ok(Pooling::from_str(&string(&item, "pooling", None)?)?)
         })
         .collect()
 }
@@ -275,12 +279,14 @@ fn batching(value: &Bound<'_, PyAny>) -> Result<Batching> {
     Err(refusal("batching", value, "Packed(max_tokens) or Padded(batch_size)", None))
 }
 
-/// Crosses as JSON text, by Python's own encoder: what it cannot write, no template kwarg may be.
-fn template_kwargs(value: &Bound<'_, PyAny>) -> Result<serde_json::Map<String, serde_json::Value>> {
-    let refused =
-        || refusal("chat_template_kwargs", value, "a dict that JSON can hold, or None", None);
+/// Crosses as JSON text, by Python's own encoder: what it cannot write, or changes, no template kwarg may be.
+fn template_kwargs(value: &Bound<'_, PyAny>) -> Result<Map<String, Value>> {
+    let refused = || {
+        let expected = "a dict that JSON can hold (keys of str, integers of 64 bits), or None";
+        refusal("chat_template_kwargs", value, expected, None)
+    };
     if value.is_none() {
-        return Ok(serde_json::Map::new());
+        return Ok(Map::new());
     }
     let written = || -> PyResult<String> {
         let options = PyDict::new(value.py());
@@ -288,5 +294,29 @@ fn template_kwargs(value: &Bound<'_, PyAny>) -> Result<serde_json::Map<String, s
         value.py().import("json")?.call_method("dumps", (value,), Some(&options))?.extract()
     };
     let read: std::result::Result<_, PrefillError> = written().map_err(|_| refused());
-    serde_json::from_str(&read?).map_err(|_| refused())
+    match serde_json::from_str(&read?) {
+        Ok(json) if is_held(value, &json) => match json {
+            Value::Object(map) => Ok(map),
+            _ => Err(refused()),
+        },
+        _ => Err(refused()),
+    }
+}
+
+/// Whether the JSON value is the Python value: the encoder makes text of any key, and integers can be too large.
+fn is_held(value: &Bound<'_, PyAny>, json: &Value) -> bool {
+    match json {
+        Value::Object(map) => value.cast::<PyDict>().is_ok_and(|dict| {
+            dict.len() == map.len()
+                && dict.iter().all(|(key, value)| {
+                    let key = key.extract::<String>();
+                    key.is_ok_and(|key| map.get(&key).is_some_and(|json| is_held(&value, json)))
+                })
+        }),
+        Value::Array(items) => value.try_iter().is_ok_and(|values| {
+            values.zip(items).all(|(value, json)| value.is_ok_and(|value| is_held(&value, json)))
+        }),
+        Value::Number(number) => number.is_f64() == value.is_instance_of::<PyFloat>(),
+        _ => true,
+    }
 }

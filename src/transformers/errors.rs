@@ -7,17 +7,21 @@ use pyo3::types::{PyDict, PyTraceback};
 
 use crate::error::{ErrorKind, PrefillError};
 
+/// What the engine cannot do without, as it is imported and as pip installs it.
+const PACKAGES: [&str; 6] =
+    ["torch", "transformers", "numpy", "safetensors", "huggingface_hub", "jinja2"];
+
 /// What came back from Python instead of a result. The original exception is kept for a Python caller's `__cause__`.
 pub(crate) enum Failure {
     /// An error of ours, and the exception that it was made from, if it was.
-    Error(PrefillError, Option<PyErr>),
+    Error(Box<PrefillError>, #[cfg_attr(not(feature = "python"), allow(dead_code))] Option<PyErr>),
     /// `KeyboardInterrupt`, `SystemExit` and their like: not errors of the call, so they pass through as themselves.
     Interrupt(PyErr),
 }
 
 impl From<PrefillError> for Failure {
     fn from(error: PrefillError) -> Self {
-        Self::Error(error, None)
+        Self::Error(Box::new(error), None)
     }
 }
 
@@ -28,7 +32,7 @@ impl Failure {
             return Self::Interrupt(error);
         }
         let translated = engine_error(py, &error).unwrap_or_else(|| python(py, &error));
-        Self::Error(translated, Some(error))
+        Self::Error(Box::new(translated), Some(error))
     }
 
     /// Translates an exception raised by importing the engine: what cannot be imported is missing from the environment.
@@ -38,32 +42,40 @@ impl Failure {
         }
         let sys = py.import("sys").ok();
         let read = |name: &str| sys.as_ref()?.getattr(name).ok()?.extract::<String>().ok();
-        let package =
-            error.value(py).getattr("name").ok().and_then(|name| name.extract::<String>().ok());
-        let top = package
-            .as_deref()
-            .and_then(|name| name.split('.').next())
-            .unwrap_or("torch transformers accelerate");
         let interpreter = read("executable");
-        let translated = PrefillError::Environment {
-            missing: text(error.value(py)),
-            fix: format!(
-                "run `{} -m pip install {top}`",
-                interpreter.as_deref().unwrap_or("python")
-            ),
-            prefix: read("prefix"),
-            interpreter,
+        let absent: Vec<_> = PACKAGES.into_iter().filter(|name| is_absent(py, name)).collect();
+        let install = format!("run `{} -m pip install", interpreter.as_deref().unwrap_or("python"));
+        let (missing, fix) = if absent.is_empty() {
+            // They are there, but one of them cannot be imported: too old, or broken.
+            let value = error.value(py);
+            let name = value.getattr("name").ok().and_then(|name| name.extract::<String>().ok());
+            let package = name.as_deref().and_then(|name| name.split('.').next());
+            let package = package.unwrap_or("torch transformers");
+            (text(value), format!("{install} --upgrade {package}`"))
+        } else {
+            (absent.join(", "), format!("{install} {}`", absent.join(" ")))
         };
-        Self::Error(translated, Some(error))
+        let prefix = read("prefix");
+        let translated = PrefillError::Environment { interpreter, prefix, missing, fix };
+        Self::Error(Box::new(translated), Some(error))
     }
 
     /// For callers that are not Python: an interrupt becomes an error like any other.
     pub fn into_error(self, py: Python<'_>) -> PrefillError {
         match self {
-            Self::Error(error, _) => error,
+            Self::Error(error, _) => *error,
             Self::Interrupt(error) => python(py, &error),
         }
     }
+}
+
+/// Whether the environment has no package of that name. Asking does not import it.
+fn is_absent(py: Python<'_>, name: &str) -> bool {
+    let found = py
+        .import("importlib.util")
+        .and_then(|module| module.getattr("find_spec"))
+        .and_then(|find| find.call1((name,)));
+    found.is_ok_and(|found| found.is_none())
 }
 
 /// The error an `EngineError` stands for; none if it is another exception.

@@ -69,11 +69,11 @@ impl PrefillForward for TransformersForward {
     }
 
     fn model(&mut self) -> Result<Arc<ModelInfo>> {
-        self.call(|engine, py| engine.model(py)).map(Arc::new)
+        self.call(Engine::model).map(Arc::new)
     }
 
     fn unload(&mut self) -> Result<()> {
-        self.call(|engine, py| engine.unload(py))
+        self.call(Engine::unload)
     }
 }
 

@@ -21,7 +21,8 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return importlib.util.spec_from_loader(fullname, self, origin=self.get_filename(fullname))
 
     def get_filename(self, fullname):
-        return f"<embedded {fullname}>"
+        # Not in angle brackets as a whole: linecache takes such a name for code that has no source.
+        return f"<embedded>/{fullname.replace('.', '/')}{'/__init__' if self.is_package(fullname) else ''}.py"
 
     def is_package(self, fullname):
         return self.sources[fullname][0]

@@ -48,6 +48,8 @@ mod own {
     use std::mem::MaybeUninit;
     use std::sync::{Mutex, PoisonError};
 
+    use pyo3::prelude::*;
+
     use super::super::environment::{Environment, Surroundings};
     use super::{Path, Result, ffi};
     use crate::error::PrefillError;
@@ -83,8 +85,7 @@ mod own {
         let mut config = MaybeUninit::<ffi::PyConfig>::uninit();
         // SAFETY: PyConfig_InitPythonConfig fills the whole struct, which then lives until PyConfig_Clear below. No
         // interpreter runs (checked under the lock); a host that starts one of its own at this very moment, outside the
-        // lock, cannot be guarded against. PyEval_SaveThread releases the thread state that initialisation attached to
-        // this thread, so that every later call attaches by itself.
+        // lock, cannot be guarded against.
         unsafe {
             ffi::PyConfig_InitPythonConfig(config.as_mut_ptr());
             let config = config.assume_init_mut();
@@ -108,7 +109,23 @@ mod own {
                 };
                 return Err(refused(why.into_owned()));
             }
-            ffi::PyEval_SaveThread();
+        }
+        let given_back = Python::attach(give_back_interrupts).map_err(|error| error.to_string());
+        // SAFETY: initialisation attached a thread state to this thread. Releasing it lets every later call attach by
+        // itself.
+        unsafe { ffi::PyEval_SaveThread() };
+        given_back.map_err(refused)
+    }
+
+    /// Makes SIGINT again what it was. When the `signal` module is imported for the first time, it takes over a SIGINT
+    /// that has its default effect, whatever `install_signal_handlers` says; so it is imported here, before anything else
+    /// does, and on the thread that Python takes for its main one, which alone may set a handler.
+    fn give_back_interrupts(py: Python<'_>) -> PyResult<()> {
+        let signal = py.import("signal")?;
+        let interrupt = signal.getattr("SIGINT")?;
+        let handler = signal.call_method1("getsignal", (&interrupt,))?;
+        if handler.is(&signal.getattr("default_int_handler")?) {
+            signal.call_method1("signal", (interrupt, signal.getattr("SIG_DFL")?))?;
         }
         Ok(())
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,15 +75,18 @@ def _choose_device(asked: str | None) -> tuple[torch.device, str]:
         device = torch.device(asked)
     except (RuntimeError, TypeError) as error:
         raise EngineError("device", device=str(asked), available=", ".join(available())) from error
-    known: dict[str, Callable[[], bool]] = {
-        "cpu": lambda: device.index in (None, 0),
-        "mps": lambda: torch.backends.mps.is_available(),
-        "cuda": lambda: torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
-    }
-    # Other backends (XPU, NPU) register themselves with torch; they are tried and fail in the load if absent.
-    if device.type in known and not known[device.type]() or device.type == "meta":
+    if not _is_there(device):
         raise EngineError("device", device=str(asked), available=", ".join(available()))
     return device, why
+
+
+def _is_there(device: torch.device) -> bool:
+    """Asks the module that torch has for each kind of device, XPU and NPU included; `meta` has none."""
+    try:
+        module = torch.get_device_module(device)
+    except RuntimeError:
+        return False
+    return bool(module.is_available()) and (device.index or 0) < module.device_count()
 
 
 def _choose_dtype(device: torch.device, asked: str | None) -> torch.dtype:

@@ -66,9 +66,7 @@ def keep_template(
         return None
     encoding = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
     ids = encoding["input_ids"]
-    inside = [
-        at for at, (start, end) in enumerate(encoding["offset_mapping"]) if span[0] <= start < end <= span[1]
-    ]
+    inside = [at for at, (start, end) in enumerate(encoding["offset_mapping"]) if span[0] <= start < end <= span[1]]
     kept = limit - (len(ids) - len(inside))
     if kept < 1 or inside != list(range(inside[0], inside[0] + len(inside))):
         return None

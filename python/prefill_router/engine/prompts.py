@@ -88,9 +88,7 @@ class _Encoder:
             )
         # A template is a program: besides its own raise_exception it can fail with any error of the expressions in it.
         except Exception as error:
-            raise EngineError(
-                "chat_template", prompt=index, model=self.source.model, detail=reason(error)
-            ) from error
+            raise EngineError("chat_template", prompt=index, model=self.source.model, detail=reason(error)) from error
 
     def tokenize(self, texts: list[str | None], prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids per prompt, in one tokenizer call for the texts that share a setting."""
@@ -120,14 +118,14 @@ class _Encoder:
             raise EngineError("invalid_request", field="prompts", value="", expected="at least one token", prompt=index)
         tokens, cut = len(ids), None
         if self.limit is not None and tokens > self.limit:
-            cut = self.cut(index, prompt, text, ids)
+            cut = self.cut(index, prompt, text, ids, self.limit)
             ids = cut.ids
         # max_length may be larger than the window: cutting to it does not make the prompt fit.
         if self.window is not None and len(ids) > self.window:
             raise EngineError("context_window_exceeded", prompt=index, tokens=len(ids), limit=self.window)
         return Encoded(ids, tokens, cut.range if cut else None)
 
-    def cut(self, index: int, prompt: Prompt, text: str | None, ids: list[int]) -> Cut:
+    def cut(self, index: int, prompt: Prompt, text: str | None, ids: list[int], limit: int) -> Cut:
         kind, _ = prompt
         special = self.adds_special_tokens(kind)
         result = None
@@ -138,13 +136,13 @@ class _Encoder:
                 lambda messages: self.render_messages(index, messages),
                 str(text),
                 special,
-                self.limit,
+                limit,
             )
         elif self.options.overflow != "error":
             content = ids if text is None or not special else self.ids_of([text], special=False)[0]
-            result = right(ids, content, self.limit)
+            result = right(ids, content, limit)
         if result is None:
-            raise EngineError("context_window_exceeded", prompt=index, tokens=len(ids), limit=self.limit)
+            raise EngineError("context_window_exceeded", prompt=index, tokens=len(ids), limit=limit)
         return result
 
 

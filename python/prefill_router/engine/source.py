@@ -1,10 +1,11 @@
-"""Which files a model name stands for: a local folder or a hub repository at one commit, and whether their code may run.
+"""Which files a model name stands for: a folder, or a hub repository at one commit; and whether their code may run.
 
 Config and tokenizer are read here; they are small, so a request can be judged before any weights are read.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,14 +53,17 @@ def open_source(model: str, revision: str | None, cache_dir: str | None, trust_r
         EngineError: `model_load` if files are missing or unreadable, `remote_code` if they bring code that is not
             allowed, `unsupported_model` if it is no causal LM.
     """
-    folder = Path(model).expanduser()
-    local = folder.is_dir()
+    # Of os.path, because pathlib's raise where a name is too long or a home is unknown.
+    folder = os.path.expanduser(model)
+    local = os.path.isdir(folder)
     if not local and _names_a_path(model):
         raise EngineError("model_load", model=model, detail="there is no such folder", names=[])
-    name = str(folder) if local else model
+    name = folder if local else model
     commit = None if local else _read(model, lambda: _resolve_commit(model, revision, cache_dir), "config.json")
     shared: dict[str, Any] = {"revision": commit or revision or "main", "cache_dir": cache_dir}
     raw = _read(model, lambda: PretrainedConfig.get_config_dict(name, **shared)[0], "config.json")
+    if not isinstance(raw, dict) or not raw:  # a folder without the file gives an empty config
+        raise EngineError("model_load", model=model, detail="the config is missing or empty", names=["config.json"])
     _check_architecture(model, raw)
     tokenizer_raw = _read(model, lambda: get_tokenizer_config(name, **shared), "tokenizer_config.json")
     _check_remote_code(model, [raw, tokenizer_raw], local, revision, trust_remote_code)
@@ -77,9 +81,8 @@ def _names_a_path(model: str) -> bool:
 
 
 def _resolve_commit(model: str, revision: str | None, cache_dir: str | None) -> str:
-    """The commit a branch or tag stands for at this moment. The hub cache keeps files under `snapshots/<commit>`."""
-    config = Path(hf_hub_download(model, "config.json", revision=revision, cache_dir=cache_dir))
-    return config.parts[config.parts.index("snapshots") + 1]
+    """The commit a branch or tag stands for at this moment: the hub cache has `snapshots/<commit>/config.json`."""
+    return Path(hf_hub_download(model, "config.json", revision=revision, cache_dir=cache_dir)).parent.name
 
 
 def _read(model: str, read: Callable[[], Any], what: str) -> Any:
@@ -96,7 +99,7 @@ def _read(model: str, read: Callable[[], Any], what: str) -> Any:
 
 
 def _check_architecture(model: str, raw: dict[str, Any]) -> None:
-    model_type = raw.get("model_type")
+    model_type = str(raw.get("model_type") or "")
     if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
         return
     if model_type not in CONFIG_MAPPING:
@@ -114,13 +117,13 @@ def _check_remote_code(
     references = [reference for config in configs for reference in _auto_map_references(config)]
     if not references:
         return
-    model_type = configs[0].get("model_type")
     if not trusted:
         # transformers' own class is preferred where it has one, so the code in the repository is not needed.
-        if model_type in CONFIG_MAPPING:
+        if str(configs[0].get("model_type")) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             return
-        how = "pass trust_remote_code=True with revision= a full commit id" if not local else "pass trust_remote_code"
-        raise EngineError("remote_code", model=model, detail=f"it needs code of its own; read it, then {how}")
+        detail = f"its config names {', '.join(sorted(set(references)))}; read that first"
+        detail += "" if local else ", and pass its full commit as revision"
+        raise EngineError("remote_code", model=model, detail=detail)
     elsewhere = sorted({reference.split("--")[0] for reference in references if "--" in reference})
     if elsewhere:
         detail = f"its code lives in {', '.join(elsewhere)}, which cannot be pinned; copy it into the model's folder"

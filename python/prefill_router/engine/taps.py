@@ -8,7 +8,7 @@ later blocks, the final norm and the LM head never run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,8 @@ class Taps:
 
     def read(self, model: PreTrainedModel, batch: Batch, indexes: list[int], sink: Sink) -> None:
         """Runs the model up to the highest of `indexes` and hands each of those states to `sink`."""
-        with self.watching(indexes, sink, stop_at=max(indexes)):
-            try:
-                model(**batch.inputs, use_cache=False)
-            except _Stop:
-                pass
+        with self.watching(indexes, sink, stop_at=max(indexes)), suppress(_Stop):
+            model(**batch.inputs, use_cache=False)
 
     @contextmanager
     def watching(self, indexes: list[int], sink: Sink, stop_at: int | None) -> Iterator[None]:
@@ -51,7 +48,9 @@ class Taps:
                     hook = _before_block(index, sink, stop=index == stop_at)
                     handles.append(self.blocks[index].register_forward_pre_hook(hook, with_kwargs=True))
                 else:
-                    handles.append(self.decoder.register_forward_hook(_after_decoder(final, sink, stop=index == stop_at)))
+                    handles.append(
+                        self.decoder.register_forward_hook(_after_decoder(final, sink, stop=index == stop_at))
+                    )
             yield
         finally:
             for handle in handles:

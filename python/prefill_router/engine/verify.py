@@ -6,6 +6,7 @@ tuple is read, without padding every prompt runs alone. Both are slower, neither
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -58,16 +59,15 @@ def verify(source: Source, model: PreTrainedModel, pad_id: int, device: torch.de
         taps, states, differing = _compare_taps(source, model, batch, n_layers)
 
     indexes = list(range(n_layers + 1))
+    read = taps.read if taps else read_plain
     worst = 0.0
     for row, probe in enumerate(probes):
         span = batch.spans[row]
-        own = padded_batch([probe], pad_id, "right", device)
-        alone: dict[int, Tensor] = {}
-        read = taps.read if taps else read_plain
-        read(model, own, indexes, lambda index, tensor, alone=alone: alone.__setitem__(index, tensor.clone()))
+        alone = _Kept()
+        read(model, padded_batch([probe], pad_id, "right", device), indexes, alone)
         for index in indexes:
-            difference = _relative_l2(states[index][span.row, span.start : span.end], alone[index][0])
-            worst = max(worst, difference if difference == difference else float("inf"))
+            difference = _relative_l2(states[index][span.row, span.start : span.end], alone.states[index][0])
+            worst = max(worst, math.inf if math.isnan(difference) else difference)
     tolerance = TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16])
     layout = "padded" if worst <= tolerance else "single"
     verdict = "within" if layout == "padded" else "over"
@@ -77,26 +77,39 @@ def verify(source: Source, model: PreTrainedModel, pad_id: int, device: torch.de
     return Verified(n_layers, states[0].shape[-1], states[-1].shape[-1], taps, layout, reason)
 
 
+class _Kept:
+    """A sink that copies: a block may write into its input, and what it then holds is for the comparison to show."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, Tensor] = {}
+
+    def __call__(self, index: int, states: Tensor) -> None:
+        self.states[index] = states.clone()
+
+
 def _compare_taps(
     source: Source, model: PreTrainedModel, batch: Batch, n_layers: int
 ) -> tuple[Taps | None, tuple[Tensor, ...], str]:
     """One plain forward, watched by the taps. Returns them only if they saw the tuple, bit for bit."""
     taps = find_taps(model, n_layers)
-    seen: dict[int, Tensor] = {}
     if taps is None:
         states = _plain_states(source, model, batch)
         return None, states, f"no list of {n_layers} decoder blocks was found"
-    # The sink copies: a block may write into its input, and what the tuple then holds is for the comparison to show.
-    with taps.watching(list(range(n_layers + 1)), lambda i, tensor: seen.__setitem__(i, tensor.clone()), stop_at=None):
+    kept = _Kept()
+    with taps.watching(list(range(n_layers + 1)), kept, stop_at=None):
         states = _plain_states(source, model, batch)
-    differing = [
-        index for index, state in enumerate(states) if index not in seen or not _same_bits(seen[index], state)
-    ]
+    seen = kept.states
+    # Before the count: a tuple that starts one block late is also one short.
+    if 0 in seen and not _same_bits(seen[0], states[0]):
+        found = "a first state that is not the input of the first block"
+        raise EngineError(
+            "unsupported_model", model=source.model, expected="hidden states from the embeddings on", found=found
+        )
+    if len(states) - 1 != n_layers:
+        return None, states, f"it has {len(states)} states for {n_layers} blocks"
+    differing = [at for at, state in enumerate(states) if at not in seen or not _same_bits(seen[at], state)]
     if not differing:
         return taps, states, ""
-    if 0 in differing and 0 in seen:
-        found = "a first state that is not the input of the first block"
-        raise EngineError("unsupported_model", model=source.model, expected="hidden states from the embeddings on", found=found)
     return None, states, f"the blocks' inputs differ from it at {differing}"
 
 
@@ -121,7 +134,9 @@ def _probes(source: Source, model: PreTrainedModel) -> list[list[int]]:
     state is the host's."""
     rows = embedding_rows(model)
     config = source.text_config.to_dict() | source.config.to_dict()
-    marked = {value for key, value in config.items() if key.endswith(("token_id", "token_index"))and isinstance(value, int)}
+    marked = {
+        value for key, value in config.items() if key.endswith(("token_id", "token_index")) and isinstance(value, int)
+    }
     special = marked | set(source.tokenizer.all_special_ids)
     ordinary = [token for token in range(min(rows, 4096)) if token not in special] or [0]
     generator = torch.Generator().manual_seed(0)
