@@ -30,7 +30,7 @@ fn build(py: Python<'_>, error: &PrefillError) -> PyResult<PyErr> {
             Fact::Count(count) => facts.set_item(name, count)?,
             Fact::Text(text) => facts.set_item(name, text)?,
             Fact::Names(names) => facts.set_item(name, names)?,
-            _ => facts.set_item(name, py.None())?,
+            Fact::Absent => facts.set_item(name, py.None())?,
         }
     }
     let build = py.import("prefill_router.errors")?.getattr("build")?;

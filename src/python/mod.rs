@@ -3,6 +3,9 @@
 //! `request` and `prompts` turn arguments into a [`ForwardRequest`](crate::ForwardRequest), `output` shows results as numpy
 //! views, `forward` runs them, `errors` raises.
 
+// Doc comments in here are Python docstrings: Google style, where a name in backticks is not always code.
+#![allow(clippy::doc_markdown)]
+
 mod errors;
 mod forward;
 mod output;

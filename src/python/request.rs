@@ -201,7 +201,7 @@ fn set(
         "add_special_tokens" => builder.add_special_tokens(optional(value, |value| {
             value
                 .cast::<PyBool>()
-                .map(|flag| flag.is_true())
+                .map(PyBoolMethods::is_true)
                 .map_err(|_| refusal(name, value, "True, False or None", None))
         })?),
         _ => return Ok(None),

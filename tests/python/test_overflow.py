@@ -264,6 +264,13 @@ def test_a_token_across_the_border_is_the_templates(tmp_path: Path) -> None:
     (encoded,) = encode(folder, [("user", "he123456")], max_length=4, overflow="keep_template")
     assert encoded.ids == [*whole.ids[:3], whole.ids[-1]]
     assert text_of(folder, encoded) == "the12>"
+    assert refused(folder, ("user", "he123456"), 2, "keep_template")["tokens"] == 8
+
+    # The same at the end: "t" is the user's, "he" is the template's.
+    folder = copy_of(tiny_folder("llama"), tmp_path / "other", "<{{ messages[0]['content'] }}he>")
+    (encoded,) = encode(folder, [("user", "123456t")], max_length=5, overflow="keep_template")
+    assert text_of(folder, encoded) == "<12the>"
+    assert encoded.cut == (3, 7)
 
 
 def test_special_tokens_of_the_tokenizer_stay_around_the_template() -> None:
