@@ -49,7 +49,7 @@ impl Display for PrefillError {
             Self::InvalidResult { expected, found } =>
                 write!(f, "invalid result: expected {}, found {}; report it to the backend's authors", Clause(expected), Clause(found)),
             Self::Environment { interpreter, prefix, missing, fix } => {
-                write!(f, "the Python environment lacks {}", Value(missing))?;
+                write!(f, "the Python environment lacks {}", Clause(missing))?;
                 match (interpreter, prefix) {
                     (Some(interpreter), Some(prefix)) => write!(f, " (interpreter `{interpreter}`, prefix `{prefix}`)")?,
                     (Some(interpreter), None) => write!(f, " (interpreter `{interpreter}`)")?,
@@ -170,7 +170,7 @@ mod tests {
             "out of memory on `cuda:0` with 4096 tokens in the batch; lower max_tokens or batch_size",
             "prompt 3 has a NaN or an infinity in layer `2`, pooling `last`; try a dtype of wider range, such as float32",
             "invalid result: expected 2 receipts, found 1; report it to the backend's authors",
-            "the Python environment lacks `transformers` (interpreter `/env/bin/python`, prefix `/env`); run /env/bin/python -m pip install transformers",
+            "the Python environment lacks transformers (interpreter `/env/bin/python`, prefix `/env`); run /env/bin/python -m pip install transformers",
             "the queue is full, 8 of 8 requests waiting; try again later or raise its limit",
             "the deadline passed before the forward began, 1 of 8 requests waiting; allow more time or send fewer",
             "the forward is closed and takes no requests; open another",
@@ -206,7 +206,7 @@ mod tests {
             (memory, "out of memory on `cpu`; free"),
             (
                 environment,
-                "the Python environment lacks `an interpreter`; set PREFILL_ROUTER_PYTHON",
+                "the Python environment lacks an interpreter; set PREFILL_ROUTER_PYTHON",
             ),
             (python, "python raised `E`; see its traceback"),
         ] {
