@@ -39,6 +39,10 @@ test-rust: setup ## The crate: unit, integration and documentation tests
 test-python: setup ## The wheel
 	$(PYTHON) -m pytest
 
+.PHONY: test-all
+test-all: test ## The tests, and the sweep over every architecture
+	PREFILL_ROUTER_SWEEP=all $(PYTHON) -m pytest tests/sweep
+
 .PHONY: lint
 lint: setup ## Format, clippy, ruff, types, stubs, documentation
 	cargo fmt --check

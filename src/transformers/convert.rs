@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 
 use crate::contract::{
-    Batching, Blocks, ForwardRequest, Layer, Layout, ModelInfo, Pooling, Profile, Prompt, Receipt,
+    AttentionModule, Batching, Blocks, ForwardRequest, Layer, Layout, ModelInfo, Pooling, Profile,
+    Prompt, Receipt,
 };
 use crate::error::{PrefillError, Result};
 
@@ -104,6 +105,11 @@ pub(super) fn model_info(info: &Bound<'_, PyAny>) -> PyResult<ModelInfo> {
         .parse::<Layout>()
         .map_err(|error| PyTypeError::new_err(error.to_string()))?;
     model.layout_reason = get("layout_reason")?.extract()?;
+    let attached: Vec<(String, usize, f64)> = get("attention")?.extract()?;
+    model.attention = attached
+        .into_iter()
+        .map(|(name, layer, scale)| AttentionModule { name, layer, scale })
+        .collect();
     Ok(model)
 }
 

@@ -165,7 +165,7 @@ def test_a_model_in_several_places_gives_the_same_vectors(make: type[pr.ForwardR
     assert_close(out, alone(FOLDER, PROMPTS))
     assert np.linalg.norm(out.last, axis=-1).min() > 0.1
     assert_same_bits(out, llama().forward(make(given(PROMPTS), layers=LAYERS)))
-    assert (out.model.device, out.model.layout) == ("cpu", "padded")
+    assert (out.model.device, out.model.layout) == ("cpu", "packed")
 
 
 def test_the_split_model_is_really_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_a_device_map_needs_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("prefill_router.engine.weights.find_spec", lambda name: None)
         for device_map in ("auto", {"": "cpu"}):
-            with pytest.raises(pr.PythonEnvironmentError, match="lacks `accelerate") as caught:
+            with pytest.raises(pr.PythonEnvironmentError, match="lacks accelerate") as caught:
                 pr.TransformersForward(FOLDER, device_map=device_map).extract(["a"])
             assert caught.value.fix == "pip install accelerate"
             assert caught.value.interpreter

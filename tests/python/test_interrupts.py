@@ -18,6 +18,7 @@ from .helpers import assert_same_bits, llama
 SCRIPT = """
 import os, signal, sys, threading, time
 import numpy as np
+import torch
 import prefill_router as pr
 
 disposition = signal.getsignal(signal.SIGINT)
@@ -40,13 +41,24 @@ def interrupted(*args, **settings):
         print("finished", flush=True)
 
 
-interrupted(many, layers=[3], batching=pr.Padded(2))
+interrupted(many, layers=[3], batching=pr.Padded(1))
 after = forward.extract(few)
 assert np.array_equal(before.last, after.last) and np.array_equal(before.mean, after.mean)
 
-# The same while another thread has the model.
-threading.Thread(target=forward.extract, args=[many * 20], kwargs={"layers": [3]}, daemon=True).start()
-time.sleep(0.5)
+# The same while another thread has the model, for at least 0.05 s a batch.
+held, embed = threading.Event(), torch.nn.Embedding.forward
+
+
+def slowly(*args):
+    held.set()
+    time.sleep(0.05)
+    return embed(*args)
+
+
+torch.nn.Embedding.forward = slowly
+settings = {"layers": [3], "batching": pr.Padded(1)}
+threading.Thread(target=forward.extract, args=[many], kwargs=settings, daemon=True).start()
+assert held.wait(60)
 interrupted(few)
 os._exit(0)
 """
@@ -86,7 +98,7 @@ def test_ctrl_c_during_a_thousand_prompts_and_while_waiting(tmp_path: Path) -> N
         "devices._choose_dtype",
         "transformers_forward.load_weights",
         "transformers_forward.verify",
-        "transformers_forward.padded_batch",
+        "transformers_forward.packed_batch",
     ],
 )
 def test_an_interrupt_passes_from_wherever_it_strikes(monkeypatch: pytest.MonkeyPatch, where: str) -> None:

@@ -99,11 +99,14 @@ def test_a_model_says_what_it_is() -> None:
     info = llama().model()
     assert (info.id, info.revision, info.n_layers, info.hidden_dim) == (str(folder), None, 4, 32)
     assert (info.dtype, info.device, info.context_window) == ("float32", "cpu", 1024)
-    assert (info.layout, info.attention) == ("padded", [])
-    assert "within 1e-05" in info.layout_reason
+    assert info.layout == "packed"
+    assert [(module.name, module.layer, module.scale) for module in info.attention] == [
+        (f"model.layers.{index}.self_attn", index, 8**-0.5) for index in range(4)
+    ]
+    assert "(limit 1e-05)" in info.layout_reason
     assert llama().extract(["a"]).model == info
     assert repr(info) == (
-        f'ModelInfo(id="{folder}", n_layers=4, hidden_dim=32, dtype="float32", device="cpu", layout="padded")'
+        f'ModelInfo(id="{folder}", n_layers=4, hidden_dim=32, dtype="float32", device="cpu", layout="packed")'
     )
     assert repr(llama()) == f'TransformersForward("{folder}")'
 

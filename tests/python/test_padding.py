@@ -68,7 +68,7 @@ def test_nan_in_the_pads_reaches_nothing(monkeypatch: pytest.MonkeyPatch, side: 
     folder, prompts = tiny_folder("llama", padding_side=side), ids(2, 9)
     forward = shared(folder)
     poisoned = poison(monkeypatch)
-    out = forward.forward(make(given(prompts), layers=LAYERS))
+    out = forward.forward(make(given(prompts), layers=LAYERS, batching=pr.Padded(4)))
     assert poisoned == [7] * len(LAYERS)
     assert_close(out, alone(folder, prompts))
 

@@ -38,7 +38,7 @@ def test_the_default_profile_is_each_prompt_alone(name: str, side: str) -> None:
     out = forward.extract(PROMPTS, layers=every_layer(forward))
     assert_close(out, alone(folder, PROMPTS))
     assert out.layers == every_layer(forward)
-    assert forward.model().layout == "padded"
+    assert forward.model().layout == "packed"
 
 
 @pytest.mark.parametrize("overrides", [{"batch_size": 1}, {"batch_size": 3}, {"max_length": 16}])

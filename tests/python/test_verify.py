@@ -24,12 +24,12 @@ PROMPTS = given(ids(*LENGTHS))
 LAYERS = [0, 1, 2, 3, "final"]
 
 
-def test_a_sound_model_is_padded_and_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sound_model_is_packed_and_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = watch(monkeypatch, tiny_folder("llama"))
     info = watched.forward.model()
-    assert info.layout == "padded"
-    assert info.layout_reason.startswith("padded rows differ by ")
-    assert info.layout_reason.endswith("from each prompt alone, within 1e-05")
+    assert info.layout == "packed"
+    assert info.layout_reason.startswith("packed rows differ by ")
+    assert info.layout_reason.endswith("from each prompt alone (limit 1e-05)")
     watched.forward.extract(PROMPTS, layers=[1])
     assert watched.blocks() == [1, 0, 0, 0]
 
@@ -54,10 +54,8 @@ def bypass(model: PreTrainedModel) -> None:
 def test_blocks_that_are_bypassed_are_not_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = watch(monkeypatch, tiny_folder("llama"), bypass)
     info = watched.forward.model()
-    assert (info.n_layers, info.layout) == (4, "padded")
-    assert info.layout_reason.endswith(
-        "reading the plain tuple, because the blocks' inputs differ from it at [0, 1, 2, 3]"
-    )
+    assert (info.n_layers, info.layout) == (4, "packed")
+    assert "reading the plain tuple, because the blocks' inputs differ from it at [0, 1, 2, 3" in info.layout_reason
     out = watched.forward.extract(PROMPTS, layers=LAYERS)
     assert_same_bits(out, llama().extract(PROMPTS, layers=LAYERS))
     assert watched.ran["model.real.3"] == watched.ran["lm_head"] == 1
@@ -107,7 +105,8 @@ def test_a_model_that_feels_padding_runs_one_prompt_at_a_time(monkeypatch: pytes
     watched = watch(monkeypatch, tiny_folder("llama"), feel_padding)
     info = watched.forward.model()
     assert info.layout == "single"
-    assert info.layout_reason.endswith("from each prompt alone, over 1e-05")
+    assert info.layout_reason.startswith("padded rows differ by ")
+    assert "(limit 1e-05); not packed: packed rows differ by" in info.layout_reason
     out = watched.forward.extract(PROMPTS, layers=LAYERS)
     assert watched.blocks() == [len(PROMPTS)] * 4
     for at, prompt in enumerate(PROMPTS):
@@ -129,7 +128,7 @@ def test_the_reference_profile_pads_all_the_same(monkeypatch: pytest.MonkeyPatch
 def test_padding_that_makes_nan_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     def poison(model: PreTrainedModel) -> None:
         def spoil(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-            return output * (float("nan") if len(args[0]) > 1 else 1.0)
+            return output * (float("nan") if args[0].numel() > 9 else 1.0)
 
         model.model.embed_tokens.register_forward_hook(spoil)
 
@@ -142,7 +141,7 @@ def test_padding_that_makes_nan_is_a_difference(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", "1e-05"), ("float16", "1e-02"), ("bfloat16", "5e-02")])
 def test_the_tolerance_goes_by_the_number_format(monkeypatch: pytest.MonkeyPatch, dtype: str, tolerance: str) -> None:
     sound = watch(monkeypatch, tiny_folder("llama"), dtype=dtype).forward.model()
-    assert sound.layout_reason.endswith(f"within {tolerance}")
+    assert sound.layout_reason.endswith(f"(limit {tolerance})")
     slightly = partial(feel_padding, amount=1e-4)
     assert (watch(monkeypatch, tiny_folder("llama"), slightly, dtype=dtype).forward.model().layout == "single") == (
         dtype == "float32"
@@ -179,15 +178,15 @@ def answer(change: Callable[[tuple[torch.Tensor, ...]], Any]) -> Callable[[PreTr
         (lambda states: (states[1], *states[1:]), "a first state that is not the input of the first block"),
         (
             lambda states: tuple(s.transpose(0, 1) for s in states),
-            r"state 0 of shape \[9, 2, 32\] for 2 rows of 9 tokens",
+            r"state 0 of shape \[9, 4, 32\] for 4 rows of 9 tokens",
         ),
-        (lambda states: tuple(s[:, :-1] for s in states), r"state 0 of shape \[2, 8, 32\] for 2 rows of 9 tokens"),
-        (lambda states: tuple(s[0] for s in states), r"state 0 of shape \[9, 32\] for 2 rows of 9 tokens"),
+        (lambda states: tuple(s[:, :-1] for s in states), r"state 0 of shape \[4, 8, 32\] for 4 rows of 9 tokens"),
+        (lambda states: tuple(s[0] for s in states), r"state 0 of shape \[9, 32\] for 4 rows of 9 tokens"),
         (
             lambda states: tuple(s[:, :, None] for s in states),
-            r"state 0 of shape \[2, 9, 1, 32\] for 2 rows of 9 tokens",
+            r"state 0 of shape \[4, 9, 1, 32\] for 4 rows of 9 tokens",
         ),
-        (lambda states: (*states[:2], states[2][..., :8], *states[3:]), r"state 2 of shape \[2, 9, 8\] for 2 rows"),
+        (lambda states: (*states[:2], states[2][..., :8], *states[3:]), r"state 2 of shape \[4, 9, 8\] for 4 rows"),
     ],
     ids=["none", "empty", "late", "shifted", "transposed", "short", "flat", "streams", "ragged"],
 )
@@ -277,12 +276,16 @@ def test_probes_mean_nothing_special_and_fit_the_window(monkeypatch: pytest.Monk
         model.register_forward_pre_hook(lambda _m, _a, kwargs: calls.append(kwargs["input_ids"]), with_kwargs=True)
 
     watch(monkeypatch, tiny_folder("gpt2", n_positions=4), record)
-    assert {call.shape[1] for call in calls} == {4}
-    assert not {PAD, BOS, EOS} & set(torch.cat([call.flatten() for call in calls]).tolist())
+    assert {call.shape[1] for call in calls} == {1, 4, 13}  # alone, padded to 4, packed
+    unpadded = [call.flatten() for call in calls if len(call) == 1]
+    assert not {PAD, BOS, EOS} & set(torch.cat(unpadded).tolist())
 
     calls.clear()
     watch(monkeypatch, tiny_folder("llama"), record)
-    assert [tuple(call.shape) for call in calls] == [(2, 9), (1, 5), (1, 9)]
+    shapes = [tuple(call.shape) for call in calls]
+    assert shapes[:5] == [(4, 9), (1, 5), (1, 1), (1, 9), (1, 7)]  # the plain forward, then each prompt alone
+    assert shapes[-1] == (1, 22)  # the packed row
+    assert len(shapes) <= 10
 
 
 def test_what_was_found_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -291,7 +294,7 @@ def test_what_was_found_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
         forward.extract(PROMPTS)
         forward.extract(PROMPTS)
     (line,) = [record.getMessage() for record in caplog.records if "layout" in record.getMessage()]
-    assert line.startswith(f"loaded {tiny_folder('llama')}: 4 layers of width 32, layout padded (padded rows differ by")
+    assert line.startswith(f"loaded {tiny_folder('llama')}: 4 layers of width 32, layout packed (packed rows differ by")
 
 
 # Not verified
@@ -309,7 +312,7 @@ def test_without_verification_nothing_runs_before_the_request(monkeypatch: pytes
     assert info.layout_reason == "not verified: verify is false"
     assert not calls
     out = watched.forward.extract(PROMPTS, layers=LAYERS)
-    assert_same_bits(out, llama().extract(PROMPTS, layers=LAYERS))
+    assert_close(out, alone(tiny_folder("llama"), ids(*LENGTHS)))
     assert calls == [1]
 
 
@@ -318,5 +321,5 @@ def test_without_verification_a_model_without_taps_is_read_plain(monkeypatch: py
         model.model.layers = nn.Sequential(*model.model.layers)
 
     watched = watch(monkeypatch, tiny_folder("llama"), hide, verify=False)
-    assert_same_bits(watched.forward.extract(PROMPTS, layers=LAYERS), llama().extract(PROMPTS, layers=LAYERS))
+    assert_close(watched.forward.extract(PROMPTS, layers=LAYERS), alone(tiny_folder("llama"), ids(*LENGTHS)))
     assert watched.ran["lm_head"] == 1

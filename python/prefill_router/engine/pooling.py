@@ -49,7 +49,9 @@ def pool_mean(states: Tensor, spans: list[Span]) -> Tensor:
     Returns:
         [prompts, hidden] in float32.
     """
-    return torch.stack([states[span.row, span.start : span.end].float().mean(dim=0) for span in spans])
+    # Contiguous, as what a mask selects is: a reduction adds strided memory up in another order.
+    rows = [states[span.row, span.start : span.end].contiguous() for span in spans]
+    return torch.stack([row.float().mean(dim=0) for row in rows])
 
 
 POOLINGS = {"last": pool_last, "mean": pool_mean}

@@ -57,14 +57,28 @@ class Taps:
                 handle.remove()
 
 
-def find_taps(model: PreTrainedModel, n_layers: int) -> Taps | None:
-    """The first list of `n_layers` modules in the text decoder; None if there is none. Only verification tells whether
-    it is the right one."""
-    decoder = model.get_decoder()
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
-            return Taps(module, decoder)
-    return None
+def find_taps(model: PreTrainedModel, n_layers: int) -> Iterator[Taps]:
+    """Every list of `n_layers` modules with every module that holds it, the likeliest first. Only verification tells
+    which is right."""
+    seen: set[tuple[int, int]] = set()
+    for decoder in (model.get_decoder(), model.base_model, model):
+        for module in decoder.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == n_layers:
+                for holder in (decoder, *_holders(model, module)):
+                    if (key := (id(module), id(holder))) not in seen:
+                        seen.add(key)
+                        yield Taps(module, holder)
+
+
+def _holders(model: nn.Module, blocks: nn.ModuleList) -> Iterator[nn.Module]:
+    """The modules that `blocks` is in, from the outermost inwards; lists have no forward."""
+    for module in model.modules():
+        if (
+            module is not blocks
+            and not isinstance(module, nn.ModuleList)
+            and any(m is blocks for m in module.modules())
+        ):
+            yield module
 
 
 def read_plain(model: PreTrainedModel, batch: Batch, indexes: list[int], sink: Sink) -> None:
@@ -85,7 +99,7 @@ def _before_block(index: int, sink: Sink, stop: bool) -> Callable[..., None]:
 
 def _after_decoder(index: int, sink: Sink, stop: bool) -> Callable[..., None]:
     def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        sink(index, output[0])
+        sink(index, output if isinstance(output, Tensor) else output[0])
         if stop:
             raise _Stop
 

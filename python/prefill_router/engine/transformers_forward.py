@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,13 +22,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from . import logs
-from .batches import Batch, Plan, padded_batch, plan_by_length, plan_in_order
+from .batches import Batch, Plan, packed_batch, padded_batch, plan_by_length, plan_in_order
 from .devices import Placement, dtype_name, place
 from .errors import EngineError
+from .packing import UnpackableError
 from .pooling import POOLINGS
 from .prompts import Encoded, EncodeOptions, Prompt, encode
+from .rotary import regime
 from .source import Source, open_source
-from .taps import read_plain
 from .verify import Verified, embedding_rows, unverified, verify
 from .weights import load_weights
 
@@ -45,6 +46,10 @@ class _Loaded:
     verified: Verified
     pad_id: int
     pid: int
+
+    def regime(self, length: int) -> int:
+        """Which rotary table a prompt of that length gets; see `rotary.regime`."""
+        return regime(self.source.text_config, length)
 
     @property
     def input_device(self) -> torch.device:
@@ -105,6 +110,7 @@ class TransformersForward:
             "context_window": source.context_window,
             "layout": verified.layout,
             "layout_reason": verified.reason,
+            "attention": verified.packed.report() if verified.packed else [],
         }
 
     def unload(self) -> None:
@@ -151,8 +157,7 @@ class TransformersForward:
             plan = _plan(loaded, [len(prompt.ids) for prompt in prompts], batching, reference)
             for members in plan.batches:
                 rows = [prompts[index].ids for index in members]
-                batch = padded_batch(rows, loaded.pad_id, plan.padding_side, loaded.input_device)
-                for name, pooled in _forward(loaded, batch, members, indexes, pooling).items():
+                for name, pooled in _run_batch(loaded, plan, rows, members, indexes, pooling).items():
                     blocks[name][:, members] = pooled
             return {name: block.numpy() for name, block in blocks.items()}
 
@@ -201,22 +206,43 @@ def _plan(loaded: _Loaded, lengths: list[int], batching: tuple[str, int], refere
     kind, amount = batching
     if reference and kind == "padded":
         return plan_in_order(len(lengths), amount, loaded.source.tokenizer.padding_side)
-    return plan_by_length(lengths, batching, loaded.verified.layout)
+    layout = loaded.verified.layout if kind == "packed" else "padded" if loaded.verified.padded else "single"
+    return plan_by_length(lengths, batching, layout, loaded.regime)
+
+
+def _run_batch(
+    loaded: _Loaded, plan: Plan, rows: list[list[int]], members: list[int], indexes: list[int], pooling: list[str]
+) -> dict[str, Tensor]:
+    """One batch of a plan: pooled rows [layers, prompts of the batch, hidden] on the CPU, for each pooling."""
+    packed = loaded.verified.packed if plan.packed else None
+    if packed is not None:
+        try:
+            batch = packed_batch(rows, loaded.input_device, packed.takes_positions)
+            return _forward(loaded, batch, members, indexes, pooling)
+        except UnpackableError as error:
+            # A shape that the probes did not have: slower, and said so, never wrong.
+            logger.warning("a packed row cannot be run (%s); its prompts run one at a time", error)
+        alone = [
+            _run_batch(loaded, Plan([], plan.padding_side), [row], [member], indexes, pooling)
+            for row, member in zip(rows, members, strict=True)
+        ]
+        return {name: torch.cat([result[name] for result in alone], dim=1) for name in pooling}
+    batch = padded_batch(rows, loaded.pad_id, plan.padding_side, loaded.input_device)
+    return _forward(loaded, batch, members, indexes, pooling)
 
 
 def _forward(
     loaded: _Loaded, batch: Batch, members: list[int], indexes: list[int], pooling: list[str]
 ) -> dict[str, Tensor]:
-    """Pooled rows [layers, prompts of the batch, hidden] on the CPU, for each pooling."""
+    """One forward, pooled."""
     rows: dict[str, list[Tensor]] = {name: [] for name in pooling}
 
     def pool(_index: int, states: Tensor) -> None:
         for name in pooling:
             rows[name].append(POOLINGS[name](states, batch.spans))
 
-    read: Callable[..., None] = loaded.verified.taps.read if loaded.verified.taps else read_plain
     try:
-        read(loaded.model, batch, indexes, pool)
+        loaded.verified.read(loaded.model, batch, indexes, pool)
         return {name: torch.stack([row.cpu() for row in layers]) for name, layers in rows.items()}
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise EngineError("out_of_memory", device=str(batch.inputs["input_ids"].device), tokens=batch.tokens) from error

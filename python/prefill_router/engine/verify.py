@@ -1,27 +1,31 @@
-"""Verify, then trust: on the loaded model, the taps against the plain tuple, and padded rows against each prompt alone.
+"""Verify, then trust: on the loaded model, the taps against the plain tuple, and each layout against each prompt alone.
 
-A few short forwards at load decide what this model may be run with. What fails is not used: without taps the plain
-tuple is read, without padding every prompt runs alone. Both are slower, neither is wrong.
+A few short forwards at load decide what this model may be run with, best first: packed rows, padded rows, one prompt at
+a time. What fails is not used. Without taps the plain tuple is read. All of these are slower, none is wrong.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .batches import Batch, padded_batch
-from .errors import EngineError
+from .batches import Batch, packed_batch, padded_batch
+from .errors import EngineError, reason
+from .packed import PackedModel
+from .packing import UnpackableError
 from .source import Source
-from .taps import Taps, find_taps, read_plain
+from .taps import Sink, Taps, find_taps, read_plain
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Relative L2 difference up to which two runs of one prompt count as equal: rounding of the number format."""
 
-_PROBE_LENGTHS = (5, 9)
+_PROBE_LENGTHS = (5, 1, 9, 7)
+"""One token is a case of its own for convolutions and causal masks."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,27 @@ class Verified:
     hidden_dim: int
     final_dim: int  # width of the final state; some models project it
     taps: Taps | None  # None: read the plain tuple
-    layout: str  # "padded" or "single"
+    packed: PackedModel | None  # None: packed rows are not right, or were not tried
+    padded: bool  # whether padded rows are right
     reason: str
+
+    @property
+    def layout(self) -> str:
+        """The best layout that is right."""
+        return "packed" if self.packed else "padded" if self.padded else "single"
+
+    def read(self, model: PreTrainedModel, batch: Batch, indexes: list[int], sink: Sink) -> None:
+        """Runs a batch and hands the states of `indexes` to `sink`, by the best way that was found right."""
+        read = self.taps.read if self.taps else read_plain
+        with self.packed.running(batch) if batch.packed and self.packed else nullcontext():
+            read(model, batch, indexes, sink)
 
 
 def unverified(source: Source, model: PreTrainedModel) -> Verified:
     """The word of the config, untested."""
     n_layers, hidden_dim = source.text_config.num_hidden_layers, source.text_config.hidden_size
-    taps = find_taps(model, n_layers)
-    return Verified(n_layers, hidden_dim, hidden_dim, taps, "padded", "not verified: verify is false")
+    taps = next(find_taps(model, n_layers), None)
+    return Verified(n_layers, hidden_dim, hidden_dim, taps, None, True, "not verified: verify is false")
 
 
 def verify(source: Source, model: PreTrainedModel, pad_id: int, device: torch.device) -> Verified:
@@ -51,30 +67,100 @@ def verify(source: Source, model: PreTrainedModel, pad_id: int, device: torch.de
             them after the first block.
     """
     probes = _probes(source, model)
-    batch = padded_batch(probes, pad_id, "right", device)
-    n_layers = source.text_config.num_hidden_layers
-    taps, states, differing = _compare_taps(source, model, batch, n_layers)
+    padded = padded_batch(probes, pad_id, "right", device)
+    n_layers = getattr(source.text_config, "num_hidden_layers", 0)
+    taps, states, differing = _compare_taps(source, model, padded, n_layers)
     if len(states) - 1 != n_layers:  # what the plain forward shows counts, not what the config says
         n_layers = len(states) - 1
-        taps, states, differing = _compare_taps(source, model, batch, n_layers)
+        taps, states, differing = _compare_taps(source, model, padded, n_layers)
 
-    indexes = list(range(n_layers + 1))
-    read = taps.read if taps else read_plain
-    worst = 0.0
-    for row, probe in enumerate(probes):
-        span = batch.spans[row]
-        alone = _Kept()
-        read(model, padded_batch([probe], pad_id, "right", device), indexes, alone)
-        for index in indexes:
-            difference = _relative_l2(states[index][span.row, span.start : span.end], alone.states[index][0])
-            worst = max(worst, math.inf if math.isnan(difference) else difference)
-    tolerance = TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16])
-    layout = "padded" if worst <= tolerance else "single"
-    verdict = "within" if layout == "padded" else "over"
-    reason = f"padded rows differ by {worst:.1e} from each prompt alone, {verdict} {tolerance:.0e}"
+    found = Verified(n_layers, states[0].shape[-1], states[-1].shape[-1], taps, None, False, "")
+    singles = [padded_batch([probe], pad_id, "right", device) for probe in probes]
+    alone = [_states(found, model, single, n_layers) for single in singles]
+    limit = TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16])
+
+    apart = _difference(dict(enumerate(states)), padded, alone)
+    notes = [f"padded rows differ by {apart:.1e} from each prompt alone (limit {limit:.0e})"]
+    found = replace(found, padded=apart <= limit)
+    try:
+        packed, packed_apart = _try_packed(found, model, probes, alone, limit, device)
+        found = replace(found, packed=packed)
+        notes = [f"packed rows differ by {packed_apart:.1e} from each prompt alone (limit {limit:.0e})"]
+    except UnpackableError as error:
+        notes.append(f"not packed: {error}")
     if taps is None:
-        reason += f"; reading the plain tuple, because {differing}"
-    return Verified(n_layers, states[0].shape[-1], states[-1].shape[-1], taps, layout, reason)
+        notes.append(f"reading the plain tuple, because {differing}")
+    return replace(found, reason="; ".join(notes))
+
+
+def _try_packed(
+    found: Verified,
+    model: PreTrainedModel,
+    probes: list[list[int]],
+    alone: list[dict[int, Tensor]],
+    limit: float,
+    device: torch.device,
+) -> tuple[PackedModel, float]:
+    """The packed model, if it is right.
+
+    Raises:
+        UnpackableError: with the reason; the model is as it was before.
+    """
+    try:
+        return _try_layout(found, model, probes, alone, limit, device, takes_positions=True)
+    except UnpackableError as error:
+        try:
+            return _try_layout(found, model, probes, alone, limit, device, takes_positions=False)
+        except UnpackableError:
+            raise error from None
+
+
+def _try_layout(
+    found: Verified,
+    model: PreTrainedModel,
+    probes: list[list[int]],
+    alone: list[dict[int, Tensor]],
+    limit: float,
+    device: torch.device,
+    takes_positions: bool,
+) -> tuple[PackedModel, float]:
+    packed = PackedModel.attach(model, _blocks(found, model), packed_batch(probes[-1:], device), takes_positions)
+    try:
+        batch = packed_batch(probes, device, takes_positions)
+        apart = _difference(_states(replace(found, packed=packed), model, batch, found.n_layers), batch, alone)
+        if apart > limit:
+            raise UnpackableError(f"packed rows differ by {apart:.1e} from each prompt alone")
+    except UnpackableError:
+        packed.detach()
+        raise
+    # Whatever a model raises when it is run in a way its authors did not foresee means the same: it cannot be.
+    except Exception as error:
+        packed.detach()
+        raise UnpackableError(f"a packed row raises {type(error).__name__}: {reason(error)}") from error
+    return packed, apart
+
+
+def _blocks(found: Verified, model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder blocks; without taps, whatever the model keeps in lists."""
+    if found.taps:
+        return list(found.taps.blocks)
+    return [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
+
+
+def _states(found: Verified, model: PreTrainedModel, batch: Batch, n_layers: int) -> dict[int, Tensor]:
+    kept = _Kept()
+    found.read(model, batch, list(range(n_layers + 1)), kept)
+    return kept.states
+
+
+def _difference(states: dict[int, Tensor], batch: Batch, alone: list[dict[int, Tensor]]) -> float:
+    """The largest relative L2 difference of a prompt's states in a batch from its states alone."""
+    worst = 0.0
+    for span, own in zip(batch.spans, alone, strict=True):
+        for index, state in own.items():
+            difference = _relative_l2(states[index][span.row, span.start : span.end], state[0])
+            worst = max(worst, math.inf if math.isnan(difference) else difference)
+    return worst
 
 
 class _Kept:
@@ -90,27 +176,53 @@ class _Kept:
 def _compare_taps(
     source: Source, model: PreTrainedModel, batch: Batch, n_layers: int
 ) -> tuple[Taps | None, tuple[Tensor, ...], str]:
-    """One plain forward, watched by the taps. Returns them only if they saw the tuple, bit for bit."""
-    taps = find_taps(model, n_layers)
-    if taps is None:
-        states = _plain_states(source, model, batch)
-        return None, states, f"no list of {n_layers} decoder blocks was found"
-    kept = _Kept()
-    with taps.watching(list(range(n_layers + 1)), kept, stop_at=None):
-        states = _plain_states(source, model, batch)
-    seen = kept.states
-    # Before the count: a tuple that starts one block late is also one short.
-    if 0 in seen and not _same_bits(seen[0], states[0]):
+    """A plain forward, watched by each candidate for the taps until one sees the tuple, bit for bit."""
+    states: tuple[Tensor, ...] = ()
+    differing = f"no list of {n_layers} decoder blocks was found"
+    firsts = []
+    for taps in find_taps(model, n_layers):
+        kept = _Kept()
+        with taps.watching(list(range(n_layers + 1)), kept, stop_at=None):
+            states = _plain_states(source, model, batch)
+        seen = kept.states
+        if 0 in seen:
+            firsts.append(seen[0])
+        if _starts_late(states, seen, n_layers):
+            return taps, (seen[0], *states[: n_layers - 1], states[n_layers]), ""
+        if len(states) - 1 != n_layers:
+            differing = f"it has {len(states)} states for {n_layers} blocks"
+            continue
+        apart = [at for at, state in enumerate(states) if at not in seen or not _same_bits(seen[at], state)]
+        if not apart:
+            return taps, states, ""
+        differing = f"the blocks' inputs differ from it at {apart}"
+    states = states or _plain_states(source, model, batch)
+    if firsts and not any(_begins(states[0], first) for first in firsts):
         found = "a first state that is not the input of the first block"
         raise EngineError(
             "unsupported_model", model=source.model, expected="hidden states from the embeddings on", found=found
         )
-    if len(states) - 1 != n_layers:
-        return None, states, f"it has {len(states)} states for {n_layers} blocks"
-    differing = [at for at, state in enumerate(states) if at not in seen or not _same_bits(seen[at], state)]
-    if not differing:
-        return taps, states, ""
-    return None, states, f"the blocks' inputs differ from it at {differing}"
+    return None, states, differing
+
+
+def _starts_late(states: tuple[Tensor, ...], seen: dict[int, Tensor], n_layers: int) -> bool:
+    """Whether the tuple holds the blocks' outputs and then the final state: what Mamba and RWKV return. Then the taps
+    see what the tuple lacks, and index i is the input of block i as for every other model."""
+    return (
+        len(seen) == len(states) == n_layers + 1
+        and not _same_bits(seen[0], states[0])
+        and all(_same_bits(seen[at], states[at - 1]) for at in range(1, n_layers))
+        and _same_bits(seen[n_layers], states[n_layers])
+    )
+
+
+def _begins(state: Tensor, first: Tensor) -> bool:
+    """Whether `state` is what the first block was given: as it is, time first, or with more tokens at either end."""
+    tokens = state.shape[1]
+    views = [first]
+    if first.dim() == 3:
+        views += [first.transpose(0, 1), first[:, :tokens], first[:, -tokens:]]
+    return any(_same_bits(view, state) for view in views)
 
 
 def _plain_states(source: Source, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, ...]:
