@@ -204,10 +204,7 @@ mod tests {
             (exceeded, "prompt 0 has 1 token, more than the model takes; "),
             (template, "`m` has no usable chat template: it has none; pass raw text or tokens"),
             (memory, "out of memory on `cpu`; free"),
-            (
-                environment,
-                "the Python environment lacks an interpreter; set PREFILL_ROUTER_PYTHON",
-            ),
+            (environment, "the Python environment lacks an interpreter; set PREFILL_ROUTER_PYTHON"),
             (python, "python raised `E`; see its traceback"),
         ] {
             assert!(error.to_string().starts_with(words), "{error}");
