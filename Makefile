@@ -66,7 +66,7 @@ bench: setup ## Speed, memory and crossing against the plain forward (PROMPTS=fi
 	$(PYTHON) benches/forward.py "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
 
 .PHONY: docs
-docs: ## The crate's documentation, in target/doc
+docs: setup ## The crate's documentation, in target/doc
 	cargo doc --locked --no-deps
 
 .PHONY: clean

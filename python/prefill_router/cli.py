@@ -6,6 +6,8 @@ Failures of a known kind end as one line on stderr and exit code 1, never as a t
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -114,7 +116,10 @@ def extract(
             "batching": pr.Packed(max_tokens),
         }
         # Everything that can be refused without the model is refused before it is loaded.
-        pr.ForwardRequest([row.prompt for row in rows], **settings)
+        try:
+            pr.ForwardRequest([row.prompt for row in rows], **settings)
+        except pr.PrefillError as error:
+            raise files.at_row(error, rows) from error
         target = files.target(output)
         described = describe(forward.model())
         started = time.perf_counter()
@@ -174,6 +179,12 @@ def _forward(
     trust_remote_code: bool,
     verify: bool,
 ) -> pr.TransformersForward:
+    if not os.environ.get("PREFILL_ROUTER_LOG"):
+        # The command has progress and one-line errors of its own.
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
     return pr.TransformersForward(
         model,
         revision=revision,
@@ -188,13 +199,14 @@ def _forward(
 def _layers(text: str) -> Any:
     if text in ("upper_half", "all", "final"):
         return text
-    return [int(part) if part.strip().lstrip("-").isdecimal() else part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
+    return [int(part) if re.fullmatch(r"-?[0-9]{1,18}", part) else part for part in parts]
 
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise files.invalid("template_kwargs", text, f"a JSON object ({error})") from error
     if not isinstance(value, dict):
         raise files.invalid("template_kwargs", text, "a JSON object")

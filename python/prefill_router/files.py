@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import prefill_router as pr
@@ -75,7 +76,7 @@ def _lines(source: Path) -> Iterator[tuple[int, str]]:
 def _from_json(line: int, text: str, column: str, id_column: str) -> tuple[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("source", f"line {line}", f"JSON ({error})") from error
     if isinstance(value, str):
         return str(line), value
@@ -92,6 +93,8 @@ def target(output: Path) -> Path:
         InvalidRequestError: if the folder cannot be made or written to.
     """
     path = output if output.suffix == ".safetensors" else output / "features.safetensors"
+    if path.is_dir():
+        raise invalid("output", str(path), "a file, or a folder whose name does not end in .safetensors")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -113,8 +116,9 @@ def write_features(
     Raises:
         InvalidRequestError: if the disk does not take it; an older file stays as it was.
     """
+    # Contiguous: safetensors writes memory as it lies, and a concatenation keeps the order of swapped axes.
     tensors = {
-        name: np.concatenate([np.swapaxes(getattr(output, name), 0, 1) for output in outputs])
+        name: np.ascontiguousarray(np.concatenate([np.swapaxes(getattr(output, name), 0, 1) for output in outputs]))
         for name in ("last", "mean")
         if getattr(outputs[0], name) is not None
     }
@@ -135,8 +139,8 @@ def write_features(
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
-    except OSError as error:
-        raise invalid("output", str(path), f"a place that can be written to ({error.strerror})") from error
+    except (OSError, SafetensorError) as error:
+        raise invalid("output", str(path), f"a place that can be written to ({error})") from error
     finally:
         temporary.unlink(missing_ok=True)
 

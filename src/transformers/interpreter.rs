@@ -15,7 +15,7 @@ use crate::error::Result;
 ///
 /// `environment` if no usable environment is found or Python refuses to start on it; a later call tries again.
 pub(super) fn start(explicit: Option<&Path>) -> Result<()> {
-    if is_running() { Ok(()) } else { own::start(explicit) }
+    if own::is_ours() { Ok(()) } else { own::start(explicit) }
 }
 
 /// Whether this process has an interpreter, ours or a host's.
@@ -29,6 +29,10 @@ pub(super) fn is_running() -> bool {
 mod own {
     use super::{Path, Result};
     use crate::error::PrefillError;
+
+    pub(super) fn is_ours() -> bool {
+        super::is_running()
+    }
 
     /// The limited API has no `PyConfig`. The wheel, the only build with it, is loaded by a running interpreter.
     pub(super) fn start(_explicit: Option<&Path>) -> Result<()> {
@@ -46,6 +50,7 @@ mod own {
 mod own {
     use std::ffi::{CStr, CString};
     use std::mem::MaybeUninit;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Mutex, PoisonError};
 
     use pyo3::prelude::*;
@@ -55,10 +60,16 @@ mod own {
     use crate::error::PrefillError;
 
     static STARTING: Mutex<()> = Mutex::new(());
+    /// Set when the interpreter is ready. `Py_IsInitialized` is true earlier, while `site` is still being imported.
+    static READY: AtomicBool = AtomicBool::new(false);
+
+    pub(super) fn is_ours() -> bool {
+        READY.load(Ordering::Acquire)
+    }
 
     pub(super) fn start(explicit: Option<&Path>) -> Result<()> {
         let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have started it meanwhile.
+        // Another thread has started it meanwhile, or a host's own runs: that one is used as it is.
         if super::is_running() {
             return Ok(());
         }
@@ -114,6 +125,7 @@ mod own {
         // SAFETY: initialisation attached a thread state to this thread. Releasing it lets every later call attach by
         // itself.
         unsafe { ffi::PyEval_SaveThread() };
+        READY.store(true, Ordering::Release);
         given_back.map_err(refused)
     }
 

@@ -72,6 +72,7 @@ def test_the_oracle_is_met_in_bfloat16() -> None:
     assert out.last.dtype == out.mean.dtype == np.float32
 
 
+@pytest.mark.timeout(600)  # seconds by itself, minutes where other work has the cores
 @pytest.mark.usefixtures("all_threads")
 def test_a_real_model_meets_both_promises() -> None:
     folder, prompts = smollm2_folder(), (PROMPTS[0], *PROMPTS[2:])  # without the long one, which takes its time

@@ -16,6 +16,7 @@ from fixtures.models import tiny_folder
 from fixtures.prompts import PROMPTS
 from fixtures.tokenizers import ROLES_MESSAGE
 from fixtures.vocabulary import ASSISTANT, BOS, END, EOS, START, SYSTEM, USER
+from prefill_router.engine.source import open_source
 
 from .helpers import alone, assert_close, assert_same_bits, copy_of, edit_json, embeddings, encode, ids, shared, watch
 
@@ -245,6 +246,9 @@ def test_truncation_and_padding_stored_with_the_tokenizer_are_not_applied(tmp_pa
     )  # fmt: skip
     stored = AutoTokenizer.from_pretrained(folder).backend_tokenizer
     assert (stored.truncation["max_length"], stored.padding["length"]) == (5, 64)
+    # Cleared once, at the beginning: a tokenizer that has nothing to change is safe to share between threads.
+    opened = open_source(str(folder), None, None, False).tokenizer.backend_tokenizer
+    assert (opened.truncation, opened.padding) == (None, None)
     for kind in ("user", "raw"):
         found = encode(folder, [(kind, TEXT), (kind, "7")])
         assert [row.ids for row in found] == [

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import prefill_router as pr
 from fixtures.models import tiny_folder
@@ -153,11 +154,17 @@ def test_a_revision_is_resolved_to_its_commit(cache: Path, revision: str | None,
 def test_a_branch_that_moves_moves_no_loaded_model(tmp_path: Path, cache: Path) -> None:
     moving = tmp_path / "hub"
     shutil.copytree(cache, moving)
+    # Tiny models share their weights by name, so those of the other commit have to be told apart.
+    file = moving / "models--org--tiny" / "snapshots" / DEV / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"].mul_(2)
+    save_file(tensors, file, metadata={"format": "pt"})
     forward = pr.TransformersForward("org/tiny", cache_dir=moving)
     with pytest.raises(pr.ContextWindowExceededError):
         forward.extract(["a"], max_length=1)  # reads the tokenizer, not the weights
     (moving / "models--org--tiny" / "refs" / "main").write_text(DEV)
     assert (forward.model().revision, forward.model().n_layers) == (MAIN, 4)
+    assert_same_bits(forward.extract(["a"]), llama().extract(["a"]))
     forward.unload()
     assert (forward.model().revision, forward.model().n_layers) == (DEV, 5)
 

@@ -1,5 +1,6 @@
 """One loaded object, many threads: no hang, no mix-up, one load."""
 
+import os
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 import prefill_router as pr
 from fixtures.models import tiny_folder
 from prefill_router.engine import transformers_forward
+from prefill_router.engine.errors import EngineError
 
 from .helpers import assert_same_bits, digits, given, ids, llama, watch
 
@@ -141,3 +143,32 @@ def test_outputs_can_be_read_from_any_thread() -> None:
     out = llama().extract(given(ids(3, 5)))
     expected = out.last.copy()
     assert all(np.array_equal(block, expected) for block in together(8, lambda _: out.last))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_refused_even_while_a_thread_holds_the_model() -> None:
+    engine = transformers_forward.TransformersForward(str(tiny_folder("llama")))
+    engine.load()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with engine._lock:
+            held.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            engine.load()
+        except EngineError as error:
+            code = 0 if error.kind == "environment" and "spawn" in error.facts["fix"] else 2
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    holder.join(60)
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -136,9 +136,34 @@ fn smollm2_default_profile_is_each_prompt_alone() {
 }
 
 #[test]
-fn prompts_share_a_forward_where_the_model_allows_it() {
-    for name in ["llama", "qwen3", "qwen3_5", "gemma3_text", "mixtral", SMOLLM2] {
+fn every_architecture_runs_packed_with_all_its_attention_attached() {
+    // How many modules, and the scale of each: 8 ** -0.5, 1 where the model scales the query itself, 12 ** -0.5 with
+    // YaRN's factor. Every other block of qwen3_5 has no attention.
+    let eighth = 8_f64.powf(-0.5);
+    for (name, modules, scale) in [
+        ("llama", 4, eighth),
+        ("llama_n1", 1, eighth),
+        ("llama_n5", 5, eighth),
+        ("qwen3", 4, 0.25),
+        ("qwen3_5", 2, 0.25),
+        ("gemma2", 4, eighth),
+        ("gemma3_text", 6, eighth),
+        ("gemma3", 6, eighth),
+        ("gpt2", 4, eighth),
+        ("opt", 4, 1.0),
+        ("mixtral", 4, eighth),
+        ("deepseek_v3", 3, 0.540_935),
+        (SMOLLM2, 30, 0.125),
+    ] {
         let model = case(name).forward().model().unwrap();
-        assert_ne!(model.layout, Layout::Single, "{name}: {}", model.layout_reason);
+        assert_eq!(model.layout, Layout::Packed, "{name}: {}", model.layout_reason);
+        let step = model.n_layers / modules;
+        let layers: Vec<_> = model.attention.iter().map(|module| module.layer).collect();
+        let expected: Vec<_> = (0..modules).map(|at| step * at + step - 1).collect();
+        assert_eq!(layers, expected, "{name}");
+        for module in &model.attention {
+            assert!((module.scale - scale).abs() < 1e-5, "{name}: {module:?}");
+            assert!(!module.name.contains("vision"), "{name}: {module:?}");
+        }
     }
 }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .batches import Batch
+from .errors import EngineError
 
 Sink = Callable[[int, Tensor], None]
 """Receives (index, states [rows, tokens, hidden]); index n is the final state."""
@@ -84,6 +85,9 @@ def _holders(model: nn.Module, blocks: nn.ModuleList) -> Iterator[nn.Module]:
 def read_plain(model: PreTrainedModel, batch: Batch, indexes: list[int], sink: Sink) -> None:
     """The same states from the plain forward: for models whose blocks cannot be tapped."""
     states = model(**batch.inputs, use_cache=False, output_hidden_states=True).hidden_states
+    if len(states) <= max(indexes):  # only without verification: the config told another number of layers
+        expected, found = f"at least {max(indexes) + 1} hidden states", f"{len(states)}"
+        raise EngineError("unsupported_model", model=model.config.name_or_path, expected=expected, found=found)
     for index in indexes:
         sink(index, states[index])
 

@@ -45,7 +45,6 @@ class _Loaded:
     placement: Placement
     verified: Verified
     pad_id: int
-    pid: int
 
     def regime(self, length: int) -> int:
         """Which rotary table a prompt of that length gets; see `rotary.regime`."""
@@ -89,9 +88,11 @@ class TransformersForward:
         self._source: Source | None = None
         self._loaded: _Loaded | None = None
         self._lock = threading.RLock()
+        self._pid: int | None = None
 
     def encode(self, prompts: Sequence[Prompt], **options: Any) -> list[Encoded]:
         """Token ids of each prompt; see `prompts.encode`."""
+        self._refuse_fork()
         with self._lock:
             source = self._source = self._source or self._open()
         return encode(source, prompts, EncodeOptions.of(**options))
@@ -115,6 +116,7 @@ class TransformersForward:
 
     def unload(self) -> None:
         """Gives the model's memory back. The next call loads it again."""
+        self._refuse_fork()
         with self._lock:
             self._source = self._loaded = None
         gc.collect()
@@ -144,6 +146,7 @@ class TransformersForward:
         Returns:
             A float32 array [layers, prompts, hidden] for each pooling.
         """
+        self._refuse_fork()
         with self._lock, torch.inference_mode():
             loaded = self._ensure_loaded()
             _check_ids(loaded, prompts)
@@ -161,13 +164,24 @@ class TransformersForward:
                     blocks[name][:, members] = pooled
             return {name: block.numpy() for name, block in blocks.items()}
 
+    def _refuse_fork(self) -> None:
+        """Before the lock: a thread that the child does not have may have held it, and torch's threads are gone too."""
+        if self._pid not in (None, os.getpid()):
+            fix = "start workers with multiprocessing's spawn method, or make the object after the fork"
+            raise EngineError(
+                "environment", missing="a model of this process: it was forked after the first call", fix=fix
+            )
+        self._pid = os.getpid()
+
     def _ensure_loaded(self) -> _Loaded:
+        self._refuse_fork()
         with self._lock, torch.inference_mode():
             if self._loaded is None:
-                self._loaded = self._load()
-            if self._loaded.pid != os.getpid():
-                fix = "start workers with multiprocessing's spawn method, or load the model after the fork"
-                raise EngineError("environment", missing="a model loaded in this process: it was forked", fix=fix)
+                try:
+                    self._loaded = self._load()
+                except BaseException:
+                    self._source = None  # its files may be mended before the next call
+                    raise
             return self._loaded
 
     def _load(self) -> _Loaded:
@@ -178,12 +192,15 @@ class TransformersForward:
         pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
         pad_id = pad_id if pad_id < embedding_rows(model) else 0
         device = _input_device(model, placement)
-        verified = verify(source, model, pad_id, device) if self._verify else unverified(source, model)
+        try:
+            verified = verify(source, model, pad_id, device) if self._verify else unverified(source, model)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise EngineError("out_of_memory", device=str(device), tokens=None) from error
         logger.info(
             "loaded %s: %d layers of width %d, layout %s (%s)",
             source.model, verified.n_layers, verified.hidden_dim, verified.layout, verified.reason,
         )  # fmt: skip
-        return _Loaded(source, model, placement, verified, pad_id, os.getpid())
+        return _Loaded(source, model, placement, verified, pad_id)
 
 
 def _input_device(model: PreTrainedModel, placement: Placement) -> torch.device:
