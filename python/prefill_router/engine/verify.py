@@ -7,8 +7,10 @@ a time. What fails is not used. Without taps the plain tuple is read. All of the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +85,8 @@ def verify(source: Source, model: PreTrainedModel, pad_id: int, device: torch.de
     notes = [f"padded rows differ by {apart:.1e} from each prompt alone (limit {limit:.0e})"]
     found = replace(found, padded=apart <= limit)
     try:
-        packed, packed_apart = _try_packed(found, model, probes, alone, limit, device)
+        attempt = partial(_try_packed, found, model, probes, alone, limit, device)
+        packed, packed_apart = _with_or_without_positions(attempt)
         found = replace(found, packed=packed)
         notes = [f"packed rows differ by {packed_apart:.1e} from each prompt alone (limit {limit:.0e})"]
     except UnpackableError as error:
@@ -93,29 +96,22 @@ def verify(source: Source, model: PreTrainedModel, pad_id: int, device: torch.de
     return replace(found, reason="; ".join(notes))
 
 
-def _try_packed(
-    found: Verified,
-    model: PreTrainedModel,
-    probes: list[list[int]],
-    alone: list[dict[int, Tensor]],
-    limit: float,
-    device: torch.device,
-) -> tuple[PackedModel, float]:
-    """The packed model, if it is right.
+def _with_or_without_positions(attempt: Callable[[bool], tuple[PackedModel, float]]) -> tuple[PackedModel, float]:
+    """The first attempt that is right: the positions given to the model, else counted by its embeddings per prompt.
 
     Raises:
-        UnpackableError: with the reason; the model is as it was before.
+        UnpackableError: with the reason of the first; the model is as it was before.
     """
     try:
-        return _try_layout(found, model, probes, alone, limit, device, takes_positions=True)
+        return attempt(True)
     except UnpackableError as error:
         try:
-            return _try_layout(found, model, probes, alone, limit, device, takes_positions=False)
+            return attempt(False)
         except UnpackableError:
             raise error from None
 
 
-def _try_layout(
+def _try_packed(
     found: Verified,
     model: PreTrainedModel,
     probes: list[list[int]],
