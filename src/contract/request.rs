@@ -149,6 +149,30 @@ impl ForwardRequest {
         self.profile
     }
 
+    /// Whether one run of a model may serve both: equal batching, and neither of them of the reference
+    /// profile, whose batches are part of its promise. Whatever else differs (prompts, template
+    /// variables, limits, layers, poolings) is each request's own.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use prefill_router::{ForwardRequest, Layers};
+    ///
+    /// let one = ForwardRequest::builder(["hello"]).max_length(8).build()?;
+    /// let other = ForwardRequest::builder(["how are you?"]).layers(Layers::All).build()?;
+    /// assert!(one.can_share_run(&other));
+    /// assert!(!one.can_share_run(&ForwardRequest::reference(["hello"])?));
+    /// # Ok::<(), prefill_router::PrefillError>(())
+    /// ```
+    pub fn can_share_run(&self, other: &Self) -> bool {
+        self.sharing().is_some_and(|batching| other.sharing() == Some(batching))
+    }
+
+    /// What requests that share a run have in common; none for one that runs alone.
+    pub(crate) fn sharing(&self) -> Option<Batching> {
+        (self.profile == Profile::Default).then_some(self.batching)
+    }
+
     /// Every check that needs no model.
     pub(super) fn validate(&self) -> Result<()> {
         let invalid = |field, value: &str, expected: &str| {
@@ -241,6 +265,34 @@ mod tests {
         ] {
             let message = refused(builder);
             assert!(message.starts_with(start), "{message}");
+        }
+    }
+
+    #[test]
+    fn only_batching_and_profile_keep_requests_apart() {
+        let request = |builder: ForwardRequestBuilder| builder.build().unwrap();
+        let mut kwargs = Map::new();
+        kwargs.insert("enable_thinking".to_owned(), json!(false));
+        let other = valid()
+            .prompts([Prompt::Tokens(vec![1]), Prompt::Raw("b".to_owned())])
+            .chat_template_kwargs(kwargs)
+            .layers(Layers::All)
+            .pooling([Pooling::Mean])
+            .max_length(3)
+            .overflow(Overflow::Right)
+            .add_special_tokens(true);
+        let (plain, other) = (request(valid()), request(other));
+        assert!(plain.can_share_run(&other) && other.can_share_run(&plain));
+
+        let packed = request(valid().batching(Batching::Packed { max_tokens: 2047 }));
+        let padded = request(valid().batching(Batching::Padded { batch_size: 4 }));
+        assert!(padded.can_share_run(&padded));
+        for apart in [&packed, &padded] {
+            assert!(!plain.can_share_run(apart) && !apart.can_share_run(&plain));
+        }
+        let reference = request(ForwardRequest::reference_builder(["a"]));
+        for any in [&plain, &padded, &reference] {
+            assert!(!reference.can_share_run(any) && !any.can_share_run(&reference));
         }
     }
 
