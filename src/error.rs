@@ -248,6 +248,19 @@ impl PrefillError {
         }
     }
 
+    /// The same error of the prompt of another index, where it is one prompt's fault.
+    #[cfg_attr(not(feature = "transformers"), allow(dead_code))]
+    pub(crate) fn with_prompt(mut self, index: usize) -> Self {
+        match &mut self {
+            Self::InvalidRequest { prompt: Some(prompt), .. }
+            | Self::ChatTemplate { prompt: Some(prompt), .. }
+            | Self::ContextWindowExceeded { prompt, .. }
+            | Self::NonFinite { prompt, .. } => *prompt = index,
+            _ => {}
+        }
+        self
+    }
+
     /// A bad value of a request that belongs to no prompt.
     pub(crate) fn invalid_request(
         field: &str,
@@ -365,6 +378,15 @@ pub(crate) mod tests {
         let prompts: Vec<_> = samples().iter().filter_map(PrefillError::prompt).collect();
         assert_eq!(prompts, [2, 1, 3]);
         assert_eq!(PrefillError::invalid_prompt(7, "[]", "a token").prompt(), Some(7));
+    }
+
+    #[test]
+    fn a_prompt_at_fault_can_be_counted_anew_and_none_is_invented() {
+        for error in samples() {
+            let moved = error.clone().with_prompt(9);
+            assert_eq!(moved.prompt(), error.prompt().map(|_| 9));
+            assert_eq!(error.prompt().map_or(moved.clone(), |at| moved.with_prompt(at)), error);
+        }
     }
 
     #[test]

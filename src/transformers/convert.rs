@@ -1,5 +1,7 @@
 //! What crosses between Rust and the engine: prompts and options as plain Python values, results as raw float blocks.
 
+use std::ops::Range;
+
 use numpy::{PyArray3, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
@@ -43,8 +45,10 @@ pub(super) fn encode_options<'py>(
 /// Keyword arguments of the engine's `run`. `layers` are resolved.
 pub(super) fn run_options<'py>(
     py: Python<'py>,
-    request: &ForwardRequest,
     layers: &[Layer],
+    pooling: &[Pooling],
+    batching: Batching,
+    profile: Profile,
 ) -> PyResult<Bound<'py, PyDict>> {
     let direct: Vec<usize> = layers
         .iter()
@@ -53,8 +57,8 @@ pub(super) fn run_options<'py>(
             _ => None,
         })
         .collect();
-    let pooling: Vec<_> = request.pooling().iter().map(|pooling| pooling.slug()).collect();
-    let batching = match request.batching() {
+    let pooling: Vec<_> = pooling.iter().map(|pooling| pooling.slug()).collect();
+    let batching = match batching {
         Batching::Packed { max_tokens } => ("packed", max_tokens),
         Batching::Padded { batch_size } => ("padded", batch_size),
     };
@@ -63,7 +67,7 @@ pub(super) fn run_options<'py>(
     options.set_item("layers", direct)?;
     options.set_item("pooling", pooling)?;
     options.set_item("batching", batching)?;
-    options.set_item("reference", request.profile() == Profile::Reference)?;
+    options.set_item("reference", profile == Profile::Reference)?;
     Ok(options)
 }
 
@@ -120,21 +124,55 @@ pub(super) fn receipt(encoded: &Bound<'_, PyAny>) -> PyResult<Result<Receipt>> {
         .map_or_else(|| Ok(Receipt::new(tokens)), |(start, end)| Receipt::cut(tokens, start..end)))
 }
 
-/// The engine's arrays as Rust memory: one copy per block. The shape is checked by the output's constructor.
+/// The part of the engine's arrays that is one request's.
+pub(super) struct Part<'a> {
+    pub pooling: &'a [Pooling],
+    /// Where its layers are among those of the arrays.
+    pub layers: &'a [usize],
+    pub prompts: Range<usize>,
+}
+
+/// A part of the engine's arrays as Rust memory: one copy of what is asked for. `layers` and `prompts` are those of the
+/// arrays.
 ///
 /// # Errors
 ///
-/// `invalid_result` if a block is no contiguous float32 array of three dimensions.
-pub(super) fn blocks(result: &Bound<'_, PyAny>) -> Result<Blocks> {
+/// `invalid_result` if a block is no contiguous float32 array of that many layers and prompts.
+pub(super) fn blocks(
+    result: &Bound<'_, PyAny>,
+    [layers, prompts]: [usize; 2],
+    part: &Part<'_>,
+) -> Result<Blocks> {
     let block = |pooling: Pooling| -> Result<Option<Vec<f32>>> {
+        if !part.pooling.contains(&pooling) {
+            return Ok(None);
+        }
         let Ok(array) = result.get_item(pooling.slug()) else { return Ok(None) };
         let wrong = |found: String| PrefillError::InvalidResult {
-            expected: "a contiguous float32 array [layers, prompts, hidden]".into(),
+            expected: format!(
+                "a contiguous float32 array [{layers} layers, {prompts} prompts, hidden]"
+            ),
             found,
         };
         let array = array.cast_into::<PyArray3<f32>>().map_err(|error| wrong(error.to_string()))?;
-        let copied = array.readonly().as_slice().map(<[f32]>::to_vec);
-        copied.map(Some).map_err(|_| wrong(format!("strides {:?}", array.strides())))
+        let &[found_layers, found_prompts, hidden] = array.shape() else {
+            return Err(wrong(format!("shape {:?}", array.shape())));
+        };
+        if [found_layers, found_prompts] != [layers, prompts] {
+            return Err(wrong(format!("shape {:?}", array.shape())));
+        }
+        let readonly = array.readonly();
+        let numbers =
+            readonly.as_slice().map_err(|_| wrong(format!("strides {:?}", array.strides())))?;
+        if part.layers.len() == layers && part.prompts.len() == prompts {
+            return Ok(Some(numbers.to_vec()));
+        }
+        let mut copied = Vec::with_capacity(part.layers.len() * part.prompts.len() * hidden);
+        for layer in part.layers {
+            let row = |prompt: usize| (layer * prompts + prompt) * hidden;
+            copied.extend_from_slice(&numbers[row(part.prompts.start)..row(part.prompts.end)]);
+        }
+        Ok(Some(copied))
     };
     Ok(Blocks { last: block(Pooling::Last)?, mean: block(Pooling::Mean)? })
 }

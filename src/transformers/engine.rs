@@ -1,20 +1,21 @@
-//! One engine object in Python, and the calls that make a request: encode, load, run.
+//! One engine object in Python, and the calls that make requests: encode, load, run.
 //!
 //! Used by [`TransformersForward`](super::TransformersForward) and by the extension module. Knows what is called in which
-//! order; what crosses is `convert`'s, what fails is `errors`'.
+//! order; how requests share a run is `shared`'s, what crosses is `convert`'s, what fails is `errors`'.
 
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyList;
 
 use super::config::TransformersConfig;
 use super::convert;
 use super::errors::Failure;
+use super::shared::{self, Answers, Member};
 use super::sources::Sources;
 use crate::contract::{ForwardOutput, ForwardRequest, ModelInfo};
 use crate::error::Result;
+use crate::forward::groups;
 
 /// A handle on the engine's `TransformersForward`, made when first needed. Safe to share between threads: the engine
 /// serialises forwards itself, with the interpreter released while it waits.
@@ -43,31 +44,57 @@ impl Engine {
         py: Python<'_>,
         request: &ForwardRequest,
     ) -> Result<ForwardOutput, Failure> {
-        let object = self.object(py)?;
-        let raised = |error| Failure::of(py, error);
-        let prompts: Vec<_> = request
-            .prompts()
-            .iter()
-            .map(|prompt| convert::prompt(py, prompt))
-            .collect::<PyResult<_>>()
-            .map_err(raised)?;
-        let options = convert::encode_options(py, request).map_err(raised)?;
-        let encoded = object.call_method("encode", (prompts,), Some(&options)).map_err(raised)?;
-        let encoded = encoded.cast_into::<PyList>().map_err(|error| raised(error.into()))?;
-        let receipts = encoded
-            .iter()
-            .map(|encoded| Ok(convert::receipt(&encoded).map_err(raised)??))
-            .collect::<Result<Vec<_>, Failure>>()?;
+        self.forward_many(py, &[request]).remove(0)
+    }
 
-        let model = self.model(py)?;
-        let layers = request.layers().resolve(model.n_layers)?;
-        let options = convert::run_options(py, request, &layers).map_err(raised)?;
-        let result = object.call_method("run", (encoded,), Some(&options)).map_err(raised)?;
-        let blocks = convert::blocks(&result)?;
-        drop(result);
-        let output =
-            py.detach(|| ForwardOutput::new(request, Arc::new(model), layers, blocks, receipts));
-        Ok(output?)
+    /// Runs requests, those that may share a run together: an answer for each, in order. Only the failure of a request
+    /// that is the only one keeps its exception, which may hold tensors that the others need the memory of.
+    pub fn forward_many(
+        &self,
+        py: Python<'_>,
+        requests: &[&ForwardRequest],
+    ) -> Vec<Result<ForwardOutput, Failure>> {
+        let mut answers = Answers::new(requests.len());
+        for group in groups(requests) {
+            self.forward_group(py, requests, &group, &mut answers);
+        }
+        answers.all()
+    }
+
+    fn forward_group(
+        &self,
+        py: Python<'_>,
+        requests: &[&ForwardRequest],
+        group: &[usize],
+        answers: &mut Answers,
+    ) {
+        let object = match self.object(py) {
+            Ok(object) => object,
+            Err(failure) => return answers.fail(py, group, failure),
+        };
+        let mut members = Vec::with_capacity(group.len());
+        for &index in group {
+            match Member::encode(object, index, requests[index]) {
+                Ok(member) => members.push(member),
+                Err(failure) if failure.is_of_loading() => return answers.fail(py, group, failure),
+                Err(failure) => answers.fail(py, &[index], failure),
+            }
+        }
+        if members.is_empty() {
+            return;
+        }
+        let model = match self.model(py) {
+            Ok(model) => Arc::new(model),
+            Err(failure) => return answers.fail(py, &shared::indexes(&members), failure),
+        };
+        members.retain_mut(|member| match member.resolve(&model) {
+            Ok(()) => true,
+            Err(error) => {
+                answers.fail(py, &[member.index], error.into());
+                false
+            }
+        });
+        shared::run(object, &model, members, answers);
     }
 
     /// Loads the model if it is not loaded.

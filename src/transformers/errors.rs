@@ -60,6 +60,36 @@ impl Failure {
         Self::Error(Box::new(translated), Some(error))
     }
 
+    /// The error; none for an interrupt.
+    pub fn error(&self) -> Option<&PrefillError> {
+        match self {
+            Self::Error(error, _) => Some(error),
+            Self::Interrupt(_) => None,
+        }
+    }
+
+    /// The same failure of the prompt of another index.
+    pub fn with_prompt(self, index: usize) -> Self {
+        match self {
+            Self::Error(error, cause) => Self::Error(Box::new(error.with_prompt(index)), cause),
+            interrupt @ Self::Interrupt(_) => interrupt,
+        }
+    }
+
+    /// Whether it is none of a request's own: what cannot be loaded, or an interrupt.
+    pub fn is_of_loading(&self) -> bool {
+        match self {
+            Self::Error(error, _) => matches!(
+                error.kind(),
+                ErrorKind::ModelLoad
+                    | ErrorKind::RemoteCode
+                    | ErrorKind::UnsupportedModel
+                    | ErrorKind::Environment
+            ),
+            Self::Interrupt(_) => true,
+        }
+    }
+
     /// For callers that are not Python: an interrupt becomes an error like any other.
     pub fn into_error(self, py: Python<'_>) -> PrefillError {
         match self {

@@ -68,6 +68,14 @@ impl PrefillForward for TransformersForward {
         self.call(|engine, py| engine.forward(py, request))
     }
 
+    fn forward_many(&mut self, requests: &[&ForwardRequest]) -> Vec<Result<ForwardOutput>> {
+        let called = self.call(|engine, py| {
+            let answers = engine.forward_many(py, requests).into_iter();
+            Ok(answers.map(|answer| answer.map_err(|failure| failure.into_error(py))).collect())
+        });
+        called.unwrap_or_else(|error| vec![Err(error); requests.len()])
+    }
+
     fn model(&mut self) -> Result<Arc<ModelInfo>> {
         self.call(Engine::model).map(Arc::new)
     }

@@ -2,7 +2,8 @@
 //! Python.
 //!
 //! `interpreter` starts `CPython`, `environment` says which one, `sources` makes the embedded engine importable, `engine`
-//! calls it, `convert` and `errors` translate what crosses, `config` and `forward` are what users see.
+//! calls it, `shared` lets requests share a run, `convert` and `errors` translate what crosses, `config` and `forward` are
+//! what users see.
 
 mod config;
 mod convert;
@@ -11,6 +12,7 @@ mod environment;
 mod errors;
 mod forward;
 mod interpreter;
+mod shared;
 mod sources;
 
 pub use config::{DeviceMap, TransformersConfig};
