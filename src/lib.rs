@@ -11,6 +11,7 @@
 //! | what comes back | [`ForwardOutput`], [`Receipt`], [`ModelInfo`] |
 //! | what can go wrong | [`PrefillError`], [`ErrorKind`] |
 //! | what a backend does | [`PrefillForward`], [`Blocks`] |
+//! | for many callers at once | [`batching`] |
 //! | for tests | [`testing`] |
 //!
 //! # Layers
@@ -46,6 +47,7 @@
 //! ```
 #![deny(missing_docs)]
 
+pub mod batching;
 mod contract;
 mod error;
 mod forward;

@@ -6,6 +6,8 @@
 use std::path::Path;
 
 use pyo3::ffi;
+#[cfg(not(Py_LIMITED_API))]
+use pyo3::prelude::*;
 
 use crate::error::Result;
 
@@ -23,6 +25,24 @@ pub(super) fn start(explicit: Option<&Path>) -> Result<()> {
 pub(super) fn is_running() -> bool {
     // SAFETY: callable at any time, from any thread.
     unsafe { ffi::Py_IsInitialized() != 0 }
+}
+
+/// Waits for another thread, with the interpreter released where this thread holds it: the other may need it.
+#[cfg(not(Py_LIMITED_API))]
+#[allow(unsafe_code)]
+pub(crate) fn detached<T: Send>(wait: impl FnOnce() -> T + Send) -> T {
+    // SAFETY: callable at any time, from any thread; without an interpreter no thread holds it.
+    if is_running() && unsafe { ffi::PyGILState_Check() } != 0 {
+        return Python::attach(|py| py.detach(wait));
+    }
+    wait()
+}
+
+/// The limited API cannot tell whether this thread holds the interpreter. The wheel, the only build with it, releases it
+/// before it calls anything that waits.
+#[cfg(Py_LIMITED_API)]
+pub(crate) fn detached<T: Send>(wait: impl FnOnce() -> T + Send) -> T {
+    wait()
 }
 
 #[cfg(Py_LIMITED_API)]

@@ -18,6 +18,8 @@ mod sources;
 pub use config::{DeviceMap, TransformersConfig};
 pub use forward::TransformersForward;
 
+pub(crate) use interpreter::detached;
+
 #[cfg(feature = "python")]
 pub(crate) use engine::Engine;
 #[cfg(feature = "python")]
