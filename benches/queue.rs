@@ -109,14 +109,14 @@ fn blocking(
 
 /// How often a second another thread can be woken and wake this one, through a channel each.
 fn ping_pong(limit: Duration) -> f64 {
-    let (ping, pinged) = channel::<()>();
-    let (pong, ponged) = channel();
-    let other = thread::spawn(move || pinged.iter().try_for_each(|()| pong.send(())));
+    let (there, arrived) = channel::<()>();
+    let (back, returned) = channel();
+    let other = thread::spawn(move || arrived.iter().try_for_each(|()| back.send(())));
     let rate = per_second(limit, || {
-        ping.send(()).expect("the other thread listens");
-        ponged.recv().expect("the other thread answers");
+        there.send(()).expect("the other thread listens");
+        returned.recv().expect("the other thread answers");
     });
-    drop(ping);
+    drop(there);
     drop(other.join());
     rate
 }
