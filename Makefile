@@ -43,6 +43,10 @@ test-python: setup ## The wheel
 test-all: test ## The tests, and the sweep over every architecture
 	PREFILL_ROUTER_SWEEP=all $(PYTHON) -m pytest tests/sweep
 
+.PHONY: test-soak
+test-soak: setup ## What takes minutes: fifty fresh processes that load in many threads at once
+	cargo test --locked --test rust -- --ignored soak_
+
 .PHONY: lint
 lint: setup ## Format, clippy, ruff, types, stubs, documentation
 	cargo fmt --check

@@ -5,6 +5,7 @@
 //! main of `situations`, for what needs a process of its own. Everything else is tests.
 #![cfg(feature = "transformers")]
 
+mod batching;
 mod child;
 mod compare;
 mod contract_on_model;

@@ -6,13 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use std::{env, thread};
 
+use prefill_router::batching::{BatchedConfig, BatchedForward, Close};
 use prefill_router::{
     Fact, ForwardRequest, Layers, PrefillError, PrefillForward, Prompt, TransformersForward,
 };
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};
 
 use crate::child::{ARGUMENTS, SITUATION};
-use crate::compare::bits;
+use crate::compare::{assert_close, bits};
 use crate::fixtures::{config, forward};
 
 #[test]
@@ -24,6 +27,9 @@ fn main() {
     match situation.as_str() {
         "describe" => describe(&arguments["steps"]),
         "first calls at once" => first_calls_at_once(folder()),
+        "first requests at once" => first_requests_at_once(folder()),
+        "runs" => runs(folder()),
+        "attached" => attached(folder()),
         "idle" => idle(folder()),
         "import" => import(folder()),
         "long forward" => long_forward(folder()),
@@ -87,6 +93,102 @@ fn first_calls_at_once(folder: &Path) {
     say(
         json!({"threads": outputs.len(), "numbers": outputs[0].iter().map(Vec::len).sum::<usize>()}),
     );
+}
+
+/// Eight threads that use one handle, half of them, or a forward of their own, start together.
+fn first_requests_at_once(folder: &Path) {
+    let barrier = Barrier::new(8);
+    let request = ForwardRequest::builder(["hello"]).layers(Layers::All).build().unwrap();
+    let handle = BatchedForward::spawn(forward(folder), BatchedConfig::new()).unwrap();
+    let outputs: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|at| {
+                let (handle, barrier, request) = (&handle, &barrier, &request);
+                scope.spawn(move || {
+                    let mut own = forward(folder);
+                    barrier.wait();
+                    let output = match at % 2 {
+                        0 => handle.forward_blocking(request.clone()),
+                        _ => own.forward(request),
+                    };
+                    output.unwrap()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    // Requests that share a run differ by rounding, so numbers are compared.
+    for output in &outputs {
+        let (last, first) = (output.last().unwrap(), outputs[0].last().unwrap());
+        assert_close(last, first, "the same request");
+    }
+    let numbers = bits(&outputs[0]).iter().map(Vec::len).sum::<usize>();
+    say(json!({"threads": outputs.len(), "numbers": numbers}));
+}
+
+/// Tells how many prompts each run of the engine had, call by call.
+fn runs(folder: &Path) {
+    let mut forward = forward(folder);
+    forward.model().unwrap();
+    let counts = Python::attach(|py| {
+        let code = c"
+from _prefill_router_engine.transformers_forward import TransformersForward
+counts, run = [], TransformersForward.run
+TransformersForward.run = lambda self, prompts, **options: counts.append(len(prompts)) or run(self, prompts, **options)
+";
+        let names = PyDict::new(py);
+        py.run(code, Some(&names), None).unwrap();
+        names.get_item("counts").unwrap().unwrap().unbind()
+    });
+    let say_counts = || {
+        Python::attach(|py| {
+            say(counts.bind(py));
+            counts.bind(py).call_method0("clear").unwrap();
+        });
+    };
+    let new = |prompts: &[&str]| ForwardRequest::new(prompts.iter().copied()).unwrap();
+    let (a, b, c) = (new(&["a"]), new(&["b", "bb"]), new(&["c"]));
+    let all = Layers::All;
+    let a = a.to_builder().layers(all).max_length(99).build().unwrap();
+    assert!(forward.forward_many(&[&a, &b, &c]).iter().all(Result::is_ok));
+    say_counts();
+    let bad = ForwardRequest::new([Prompt::Tokens(vec![1 << 20])]).unwrap();
+    let answers = forward.forward_many(&[&a, &bad, &b, &c]);
+    assert_eq!(answers.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true, true]);
+    say_counts();
+    let reference = ForwardRequest::reference(["d", "e"]).unwrap();
+    assert!(forward.forward_many(&[&a, &reference, &b, &c]).iter().all(Result::is_ok));
+    say_counts();
+}
+
+/// Waits of every sort on a thread that holds the interpreter, which the worker needs.
+fn attached(folder: &Path) {
+    let handle = || BatchedForward::spawn(forward(folder), BatchedConfig::new()).unwrap();
+    let first = handle();
+    first.model_blocking().unwrap();
+    say("loaded");
+    Python::attach(|_py| {
+        first.forward_blocking(hello()).unwrap();
+        say("forward");
+        let waiting: Vec<_> = (0..4).map(|_| first.forward(hello())).collect();
+        first.close(Close::Drain);
+        waiting.into_iter().for_each(|reply| drop(reply.wait().unwrap()));
+        say("closed");
+        let second = handle();
+        let waiting: Vec<_> = (0..4).map(|_| second.forward(hello())).collect();
+        second.close(Close::Refuse);
+        // Some may have begun.
+        for reply in waiting {
+            let answer = reply.wait();
+            assert!(answer.as_ref().map_or_else(PrefillError::is_closed, |_| true), "{answer:?}");
+        }
+        say("refused");
+        let third = handle();
+        let reply = third.forward(hello());
+        drop(third);
+        reply.wait().unwrap();
+        say("dropped");
+    });
 }
 
 /// What SIGINT does: the handler and the flags.

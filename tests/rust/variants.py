@@ -39,6 +39,7 @@ def make(out: Path) -> None:
         "beyond_table": tiny_folder("llama", tokenizer="beyond_table"),
         "bos_eos": tiny_folder("llama", tokenizer="bos_eos"),
         "cuts_left": tiny_folder("llama", truncation_side="left"),
+        "narrow_final": tiny_folder("opt", word_embed_proj_dim=8),
         # Queries of 4 heads cannot meet keys of 3: it loads, and its forward raises.
         "raises": tiny_folder("llama", num_key_value_heads=3),
     }
