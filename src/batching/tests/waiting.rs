@@ -115,15 +115,14 @@ fn who_has_gone_is_not_run_and_takes_no_room() {
     let (handle, gate, first, log) = busy(at_once().queue_limit(2));
     let (stays, goes) = (handle.forward(request("a")), handle.forward(request("")));
     drop(goes);
-    let instead = handle.forward(request("b"));
+    let mut instead = handle.forward(request("b"));
+    assert_eq!(instead.wait_timeout(Duration::ZERO), None);
     assert_eq!(handle.queue().depth, 2);
-    let refused = handle.forward(request("c"));
-    drop(instead);
-    drop(refused);
+    let refused = handle.forward(request("c")).wait_timeout(Duration::ZERO);
+    assert!(refused.is_some_and(|refused| refused.unwrap_err().is_overloaded()));
     gate.open();
-    assert!(answer(first).is_ok() && answer(stays).is_ok());
-    handle.close(super::super::Close::Drain);
-    assert_eq!(log.prompts(), [1, 1]);
+    assert!(answer(first).is_ok() && answer(stays).is_ok() && answer(instead).is_ok());
+    assert_eq!(log.prompts(), [1, 2]);
 }
 
 #[test]
