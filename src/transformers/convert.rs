@@ -133,11 +133,12 @@ pub(super) struct Part<'a> {
 }
 
 /// A part of the engine's arrays as Rust memory: one copy of what is asked for. `layers` and `prompts` are those of the
-/// arrays.
+/// arrays. The length of a block that is asked for whole is checked by the output's constructor.
 ///
 /// # Errors
 ///
-/// `invalid_result` if a block is no contiguous float32 array of that many layers and prompts.
+/// `invalid_result` if a block is no contiguous float32 array of three dimensions, or cannot be taken apart because it has
+/// not that many layers and prompts.
 pub(super) fn blocks(
     result: &Bound<'_, PyAny>,
     [layers, prompts]: [usize; 2],
@@ -155,18 +156,20 @@ pub(super) fn blocks(
             found,
         };
         let array = array.cast_into::<PyArray3<f32>>().map_err(|error| wrong(error.to_string()))?;
-        let &[found_layers, found_prompts, hidden] = array.shape() else {
-            return Err(wrong(format!("shape {:?}", array.shape())));
-        };
-        if [found_layers, found_prompts] != [layers, prompts] {
-            return Err(wrong(format!("shape {:?}", array.shape())));
-        }
         let readonly = array.readonly();
         let numbers =
             readonly.as_slice().map_err(|_| wrong(format!("strides {:?}", array.strides())))?;
         if part.layers.len() == layers && part.prompts.len() == prompts {
             return Ok(Some(numbers.to_vec()));
         }
+        let hidden = match *array.shape() {
+            [found_layers, found_prompts, hidden]
+                if [found_layers, found_prompts] == [layers, prompts] =>
+            {
+                hidden
+            }
+            ref shape => return Err(wrong(format!("shape {shape:?}"))),
+        };
         let mut copied = Vec::with_capacity(part.layers.len() * part.prompts.len() * hidden);
         for layer in part.layers {
             let row = |prompt: usize| (layer * prompts + prompt) * hidden;

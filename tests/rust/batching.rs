@@ -121,6 +121,7 @@ fn many_requests_are_one_run_and_a_refused_one_costs_one_more() {
     child.expect("[4]");
     child.expect("[5, 4]");
     child.expect("[4, 2]");
+    child.expect("told apart");
     child.succeeds();
 }
 

@@ -159,6 +159,22 @@ TransformersForward.run = lambda self, prompts, **options: counts.append(len(pro
     let reference = ForwardRequest::reference(["d", "e"]).unwrap();
     assert!(forward.forward_many(&[&a, &reference, &b, &c]).iter().all(Result::is_ok));
     say_counts();
+
+    // What comes back is not what was asked for, and cannot be taken apart.
+    Python::attach(|py| {
+        let code = c"
+import numpy
+from _prefill_router_engine.transformers_forward import TransformersForward
+block = numpy.zeros((1, 3, 32), dtype=numpy.float32)
+TransformersForward.run = lambda self, prompts, **options: {'last': block, 'mean': block}
+";
+        py.run(code, Some(&PyDict::new(py)), None).unwrap();
+    });
+    for answer in forward.forward_many(&[&b, &c]) {
+        let error = answer.unwrap_err();
+        assert!(error.is_invalid_result() && error.to_string().contains("[1, 3, 32]"), "{error}");
+    }
+    say("told apart");
 }
 
 /// Waits of every sort on a thread that holds the interpreter, which the worker needs.
