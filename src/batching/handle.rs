@@ -79,7 +79,7 @@ pub struct QueueStatus {
 ///
 /// # Examples
 ///
-/// Many callers, one forward (here with the executor of the standard library's own pieces; any other does):
+/// Many callers, each in a thread of its own; a task would `await` the reply of [`forward`](Self::forward):
 ///
 /// ```
 /// use prefill_router::batching::{BatchedConfig, BatchedForward, Close};

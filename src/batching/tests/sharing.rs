@@ -139,13 +139,13 @@ fn requests_that_come_within_the_window_share_a_forward() {
 
 #[test]
 fn who_is_alone_waits_no_longer_than_the_window() {
-    let handle = spawn(fake(), BatchedConfig::new().max_wait(Duration::from_millis(50)));
+    let handle = spawn(fake(), BatchedConfig::new().max_wait(Duration::from_millis(300)));
     let start = Instant::now();
     assert!(handle.forward(request("a")).wait_timeout(PATIENCE).unwrap().is_ok());
     let first = start.elapsed();
-    assert!(first >= Duration::from_millis(50), "{first:?}");
+    assert!(first >= Duration::from_millis(300), "{first:?}");
     // A fast forward is not worth waiting for.
     let start = Instant::now();
     assert!(handle.forward(request("a")).wait_timeout(PATIENCE).unwrap().is_ok());
-    assert!(start.elapsed() < Duration::from_millis(50), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
 }
