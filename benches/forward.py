@@ -1,4 +1,4 @@
-"""Speed, memory and crossing cost against the plain forward, in one run.
+"""Speed, memory, crossing cost and the cost of verification against the plain forward, in one run.
 
     python benches/forward.py MODEL [--prompts FILE.jsonl] [--limit 96] [--rounds 5] [--only speed]
 
@@ -172,6 +172,19 @@ def crossing(model: str, prompts: list[str], rounds: int) -> None:
     print(f"  median {statistics.median(extras) * 1000:.1f} ms, {statistics.median(shares):.2%} of the call")
 
 
+def verification(model: str, rounds: int) -> None:
+    """What checking the fast paths adds to a load."""
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(rounds + 1):  # the first load of a process pays for imports and file caches
+        for verify, times in seconds.items():
+            started = time.perf_counter()
+            pr.TransformersForward(model, device="cpu", dtype="float32", verify=verify).model()
+            times.append(time.perf_counter() - started)
+    without, checked = (statistics.median(times[1:]) for times in seconds.values())
+    print(f"load      {rounds} interleaved rounds")
+    print(f"  median {without:.2f} s without verification, {checked - without:.2f} s more with it")
+
+
 def read_prompts(file: str | None, limit: int) -> list[str]:
     if file:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -191,7 +204,7 @@ def main() -> None:
     parser.add_argument("--prompts", help="JSONL with a field `prompt`; own prompts otherwise")
     parser.add_argument("--limit", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("speed", "memory", "crossing"))
+    parser.add_argument("--only", choices=("speed", "memory", "crossing", "load"))
     parser.add_argument("--measure", choices=tuple(WAYS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
@@ -208,6 +221,8 @@ def main() -> None:
         memory(arguments.model, arguments.prompts, arguments.limit)
     if arguments.only in (None, "crossing"):
         crossing(arguments.model, prompts, max(1, arguments.rounds // 2))
+    if arguments.only in (None, "load"):
+        verification(arguments.model, arguments.rounds)
 
 
 if __name__ == "__main__":
