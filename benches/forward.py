@@ -1,10 +1,10 @@
-"""Speed, memory and crossing cost against the plain forward, in one run.
+"""Speed, memory, crossing cost and the cost of verification against the plain forward, in one run.
 
     python benches/forward.py MODEL [--prompts FILE.jsonl] [--limit 96] [--rounds 5] [--only speed]
 
 The plain forward is what people write by hand: batches of 4, `output_hidden_states=True`, pooled by the mask. It shares
 the machine with what it is compared to: rounds alternate, and what is quoted is the median of the ratios. Memory is
-measured in a fresh process each, as the growth of the peak resident size over the loaded model (Linux only).
+measured in fresh processes, as the growth of the peak resident size over the loaded model (Linux only).
 """
 
 from __future__ import annotations
@@ -104,15 +104,19 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float((np.linalg.norm(a - b, axis=-1) / np.linalg.norm(b, axis=-1)).max())
 
 
-def memory(model: str, prompts_file: str | None, limit: int) -> None:
-    grown = {}
-    for name in ("plain", "reference", "default"):
-        command = [sys.executable, __file__, model, "--limit", str(limit), "--measure", name]
-        command += ["--prompts", prompts_file] if prompts_file else []
-        grown[name] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-    print(f"memory    all layers, both poolings, {limit} prompts: peak above the loaded model")
-    for name, size in grown.items():
-        print(f"  {name:<10} {size / 2**20:7.0f} MiB   {size / grown['plain']:5.2f} of plain")
+def memory(model: str, prompts_file: str | None, limit: int, rounds: int) -> None:
+    # What the allocator has at hand when the run begins differs from process to process by 100 MiB and more.
+    grown: dict[str, list[int]] = {name: [] for name in WAYS}
+    for _ in range(rounds):
+        for name, sizes in grown.items():
+            command = [sys.executable, __file__, model, "--limit", str(limit), "--measure", name]
+            command += ["--prompts", prompts_file] if prompts_file else []
+            sizes.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]))
+    print(f"memory    all layers, both poolings, {limit} prompts: peak above the loaded model, {rounds} processes each")
+    plain = statistics.median(grown["plain"])
+    for name, sizes in grown.items():
+        low, median, high = (size / 2**20 for size in (min(sizes), statistics.median(sizes), max(sizes)))
+        print(f"  {name:<10} median {median:5.0f} MiB ({low:.0f}-{high:.0f})   {median * 2**20 / plain:4.2f} of plain")
 
 
 def measure(model: str, way: str, prompts: list[str]) -> None:
@@ -172,6 +176,19 @@ def crossing(model: str, prompts: list[str], rounds: int) -> None:
     print(f"  median {statistics.median(extras) * 1000:.1f} ms, {statistics.median(shares):.2%} of the call")
 
 
+def verification(model: str, rounds: int) -> None:
+    """What checking the fast paths adds to a load."""
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(rounds + 1):  # the first load of a process pays for imports and file caches
+        for verify, times in seconds.items():
+            started = time.perf_counter()
+            pr.TransformersForward(model, device="cpu", dtype="float32", verify=verify).model()
+            times.append(time.perf_counter() - started)
+    without, checked = (statistics.median(times[1:]) for times in seconds.values())
+    print(f"load      {rounds} interleaved rounds")
+    print(f"  median {without:.2f} s without verification, {checked - without:.2f} s more with it")
+
+
 def read_prompts(file: str | None, limit: int) -> list[str]:
     if file:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -191,7 +208,7 @@ def main() -> None:
     parser.add_argument("--prompts", help="JSONL with a field `prompt`; own prompts otherwise")
     parser.add_argument("--limit", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("speed", "memory", "crossing"))
+    parser.add_argument("--only", choices=("speed", "memory", "crossing", "load"))
     parser.add_argument("--measure", choices=tuple(WAYS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
@@ -205,9 +222,11 @@ def main() -> None:
     if arguments.only in (None, "speed"):
         speed(arguments.model, prompts, arguments.rounds)
     if arguments.only in (None, "memory"):
-        memory(arguments.model, arguments.prompts, arguments.limit)
+        memory(arguments.model, arguments.prompts, arguments.limit, arguments.rounds)
     if arguments.only in (None, "crossing"):
         crossing(arguments.model, prompts, max(1, arguments.rounds // 2))
+    if arguments.only in (None, "load"):
+        verification(arguments.model, arguments.rounds)
 
 
 if __name__ == "__main__":

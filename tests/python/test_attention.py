@@ -124,6 +124,22 @@ def test_layers_are_numbered_by_the_modules_themselves() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "layers", "scale"),
+    [
+        ("llama", 32, 128**-0.5),
+        ("gemma4", 30, 1.0),  # norms of query and key stand in for it; the vision and audio towers are left out
+        ("gemma4_text", 30, 1.0),
+        ("opt", 12, 1.0),
+        ("deepseek_v3", 61, 192**-0.5),
+    ],
+)
+def test_every_layer_of_a_full_size_config_is_found(model_type: str, layers: int, scale: float) -> None:
+    modules = found({"model_type": model_type})
+    assert [attention.layer for attention in modules] == list(range(layers))
+    assert [attention.scale for attention in modules] == pytest.approx([scale] * layers)
+
+
 def test_longcat_flash_has_two_attentions_in_a_block() -> None:
     config = {
         "model_type": "longcat_flash", **SMALL, "num_key_value_heads": 4, "num_layers": 2, "num_hidden_layers": 4,

@@ -27,7 +27,7 @@ def used_modules(model: nn.Module, run: Callable[[], None]) -> list[nn.Module]:
 
 
 def mixing(modules: Iterable[nn.Module], run: Callable[[], None]) -> list[nn.Module]:
-    """Those of `modules` that mix tokens.
+    """Those of `modules` that `run` calls and that mix tokens.
 
     Args:
         modules: any modules of the model.

@@ -20,7 +20,7 @@ from .attention.dispatch import match
 from .attention.find import Attention, find_attention
 from .attention.layer import PackedAttention
 from .batches import Batch
-from .mixers import find_mixers, mixing, modules_before, per_prompt, used_modules
+from .mixers import find_mixers, mixing, modules_before, per_prompt
 from .packing import Packing, UnpackableError
 
 _PREFIX = "prefill_router_"
@@ -64,8 +64,9 @@ class PackedModel:
         def run() -> None:
             model(**probe.inputs, use_cache=False)
 
-        # Attention over something else than tokens (earlier blocks) is no matter of prompts.
-        dispatching = [module for module in used_modules(model, run) if not isinstance(match(type(module)), str)]
+        # Attention over something else than tokens (earlier blocks) is no matter of prompts, and neither is what a
+        # forward of text does not call.
+        dispatching = [module for module in model.modules() if not isinstance(match(type(module)), str)]
         attention = find_attention(model, set(mixing(dispatching, run)))
         for found in attention:
             base = found.module.config._attn_implementation

@@ -10,22 +10,18 @@ from transformers import PretrainedConfig
 def regime(config: PretrainedConfig, length: int) -> int:
     """A number that is equal for prompts that get the same rotary table.
 
-    LongRoPE has two tables, for prompts up to the original window and for longer ones; dynamic NTK has one for each
-    length beyond it.
+    LongRoPE has two tables, for prompts up to the original window and for longer ones. Dynamic NTK begins where the
+    model's context window ends, so no prompt gets there.
     """
     regimes = [_one(rope, config, length) for rope in _rope_parameters(config)]
     return max(regimes, default=0)
 
 
 def _one(rope: dict[str, Any], config: PretrainedConfig, length: int) -> int:
-    kind = rope.get("rope_type")
-    if kind not in ("longrope", "dynamic"):
+    if rope.get("rope_type") != "longrope":
         return 0
     own = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-    original = own or config.max_position_embeddings
-    if length <= original:
-        return 0
-    return 1 if kind == "longrope" else length
+    return int(length > (own or config.max_position_embeddings))
 
 
 def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
