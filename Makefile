@@ -69,6 +69,11 @@ format: setup ## Rewrite sources to the formatters' taste
 bench: setup ## Speed, memory and crossing against the plain forward (PROMPTS=file.jsonl, minutes)
 	$(PYTHON) benches/forward.py "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
 
+.PHONY: bench-hybrid
+bench-hybrid: setup ## Speed on the shape of Qwen3.5-0.8B with random weights (3 GB, 10 GB of memory)
+	$(PYTHON) benches/forward.py "$$($(PYTHON) tests/fixtures/encoder_shape.py)" --only speed --limit 12 --rounds 2 \
+		$(if $(PROMPTS),--prompts $(PROMPTS))
+
 .PHONY: docs
 docs: setup ## The crate's documentation, in target/doc
 	cargo doc --locked --no-deps
