@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .attention.varlen import Varlen
+
 
 class UnpackableError(Exception):
     """Something in the model cannot be run prompt by prompt; its text says what."""
@@ -17,6 +19,7 @@ class Packing:
         self.bounds: list[tuple[int, int]] = []
         self._masks: dict[tuple[int, int, int], Tensor | None] = {}
         self._kept: list[Tensor] = []
+        self.varlen = Varlen()
 
     @property
     def tokens(self) -> int:

@@ -123,7 +123,10 @@ def _try_packed(
     packed = PackedModel.attach(model, _blocks(found, model), packed_batch(probes[-1:], device), takes_positions)
     try:
         batch = packed_batch(probes, device, takes_positions)
-        apart = _difference(_states(replace(found, packed=packed), model, batch, found.n_layers), batch, alone)
+        apart = _packed_difference(found, packed, model, batch, alone)
+        if apart > limit and packed.packing.varlen.used:
+            packed.packing.varlen.kernel = None
+            apart = _packed_difference(found, packed, model, batch, alone)
         if apart > limit:
             raise UnpackableError(f"packed rows differ by {apart:.1e} from each prompt alone")
     except UnpackableError:
@@ -134,6 +137,12 @@ def _try_packed(
         packed.detach()
         raise UnpackableError(f"a packed row raises {type(error).__name__}: {reason(error)}") from error
     return packed, apart
+
+
+def _packed_difference(
+    found: Verified, packed: PackedModel, model: PreTrainedModel, batch: Batch, alone: list[dict[int, Tensor]]
+) -> float:
+    return _difference(_states(replace(found, packed=packed), model, batch, found.n_layers), batch, alone)
 
 
 def _blocks(found: Verified, model: PreTrainedModel) -> list[nn.Module]:

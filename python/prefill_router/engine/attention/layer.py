@@ -1,7 +1,8 @@
 """The layer that is attached to an attention module as `attn`: runs each prompt of a packed row for itself.
 
 It calls the interface that the model would have called, once per prompt, with the prompt's slice of the model's own
-mask. So whatever the model asks of it (windows, chunks, soft caps, sinks, biases) is honoured by what knows it.
+mask. So whatever the model asks of it (windows, chunks, soft caps, sinks, biases) is honoured by what knows it. Where
+nothing of that is asked, one call of a variable-length kernel may replace them all.
 """
 
 from __future__ import annotations
@@ -66,14 +67,20 @@ class PackedAttention(nn.Module):
         for name, argument in kwargs.items():
             if name not in _KNOWN and isinstance(argument, Tensor):
                 raise UnpackableError(f"its argument `{name}` is not known")
+        masks = [self.packing.mask(attention_mask, start, end) for start, end in self.packing.bounds]
+        if not any(mask is not None for mask in masks):
+            attended = self.packing.varlen.attend(
+                self.interface, module, query, key, value, self.packing.bounds, self.scale, kwargs
+            )
+            if attended is not None:
+                return attended, None
         outputs = []
-        for start, end in self.packing.bounds:
+        for (start, end), mask in zip(self.packing.bounds, masks, strict=True):
             part = slice(start, end)
             own = {
-                name: _CUTS[name](value, part) if name in _CUTS and isinstance(value, Tensor) else value
-                for name, value in kwargs.items()
+                name: _CUTS[name](argument, part) if name in _CUTS and isinstance(argument, Tensor) else argument
+                for name, argument in kwargs.items()
             }
-            mask = self.packing.mask(attention_mask, start, end)
             output, _ = self.interface(module, query[:, :, part], key[:, :, part], value[:, :, part], mask, **own)
             outputs.append(output)
         return torch.cat(outputs, dim=1), None
