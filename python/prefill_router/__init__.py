@@ -6,8 +6,11 @@
     out = forward.extract(["What is a monad?", "Write a haiku."])
     out.last, out.mean  # float32 arrays [layers, prompts, hidden]
 
+`extract` and `load` do the same for files of many prompts; `prefill_router.bulk` documents them.
 `ForwardRequest` documents every setting, `ForwardOutput` what comes back, `prefill_router.errors` what can fail.
 """
+
+import typing
 
 from ._core import (
     AttentionModule,
@@ -42,6 +45,9 @@ from .errors import (
     UnsupportedModelError,
 )
 
+if typing.TYPE_CHECKING:
+    from .bulk import extract, load
+
 __all__ = [
     "AttentionModule",
     "ChatTemplateError",
@@ -71,4 +77,16 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "error_kinds",
+    "extract",
+    "load",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Bulk extraction brings pyarrow along, so it is imported by whoever asks for it."""
+    if name in ("extract", "load"):
+        from . import bulk
+
+        globals().update(extract=bulk.extract, load=bulk.load)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
