@@ -11,6 +11,7 @@
 //! | what comes back | [`ForwardOutput`], [`Receipt`], [`ModelInfo`] |
 //! | what can go wrong | [`PrefillError`], [`ErrorKind`] |
 //! | what a backend does | [`PrefillForward`], [`Blocks`] |
+//! | whether a deployed model is the one | [`golden`] |
 //! | for tests | [`testing`] |
 //!
 //! # Layers
@@ -49,6 +50,7 @@
 mod contract;
 mod error;
 mod forward;
+pub mod golden;
 pub mod testing;
 
 #[cfg(feature = "python")]
