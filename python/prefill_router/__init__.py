@@ -7,6 +7,7 @@
     out.last, out.mean  # float32 arrays [layers, prompts, hidden]
 
 `extract` and `load` do the same for files of many prompts; `prefill_router.bulk` documents them.
+`Golden` checks that a deployed encoder is the one a router was trained with.
 `ForwardRequest` documents every setting, `ForwardOutput` what comes back, `prefill_router.errors` what can fail.
 """
 
@@ -16,6 +17,9 @@ from ._core import (
     AttentionModule,
     ForwardOutput,
     ForwardRequest,
+    Golden,
+    GoldenMoved,
+    GoldenReport,
     ModelInfo,
     Packed,
     Padded,
@@ -57,6 +61,9 @@ __all__ = [
     "DeviceError",
     "ForwardOutput",
     "ForwardRequest",
+    "Golden",
+    "GoldenMoved",
+    "GoldenReport",
     "InvalidRequestError",
     "InvalidResultError",
     "ModelInfo",

@@ -70,14 +70,14 @@ impl Report {
         &self.moved
     }
 
-    /// The report if it passed, for start-up code that wants to stop otherwise.
+    /// Nothing if it passed, for start-up code that wants to stop otherwise.
     ///
     /// # Errors
     ///
     /// `invalid_result` that names what moved.
-    pub fn into_result(self) -> Result<Self> {
+    pub fn into_result(self) -> Result<()> {
         if self.passed() {
-            return Ok(self);
+            return Ok(());
         }
         let expected = format!("every golden vector within {:.1e}", self.tolerance);
         Err(PrefillError::invalid_result(expected, self.lines().join("; ")))
