@@ -111,10 +111,14 @@ fn any_reader_of_safetensors_finds_the_blocks() {
 fn a_file_replaces_an_older_one_and_leaves_nothing_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("golden.safetensors");
+    let reader = folder.path().join("reader");
     fs::write(&path, "older").unwrap();
+    // Stands for whoever has the older file open.
+    fs::hard_link(&path, &reader).unwrap();
     golden().save(&path).unwrap();
     assert_eq!(fs::read(&path).unwrap(), bytes());
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(fs::read(&reader).unwrap(), b"older");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
 #[cfg(unix)]
