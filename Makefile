@@ -43,6 +43,10 @@ test-python: setup ## The wheel
 test-all: test ## The tests, and the sweep over every architecture
 	PREFILL_ROUTER_SWEEP=all $(PYTHON) -m pytest tests/sweep
 
+.PHONY: test-kill
+test-kill: setup ## 200 bulk runs killed at random instants, and gone on with
+	PREFILL_ROUTER_KILLS=200 $(PYTHON) -m pytest -s tests/kill
+
 .PHONY: lint
 lint: setup ## Format, clippy, ruff, types, stubs, documentation
 	cargo fmt --check
@@ -64,6 +68,10 @@ format: setup ## Rewrite sources to the formatters' taste
 .PHONY: bench
 bench: setup ## Speed, memory and crossing against the plain forward (PROMPTS=file.jsonl, minutes)
 	$(PYTHON) benches/forward.py "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
+
+.PHONY: bench-bulk
+bench-bulk: setup ## Bulk extraction beside the bare engine, and 100,000 rows without a model (PROMPTS=file.jsonl, minutes)
+	$(PYTHON) benches/bulk.py "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
 
 .PHONY: docs
 docs: setup ## The crate's documentation, in target/doc

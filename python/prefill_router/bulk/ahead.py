@@ -1,4 +1,7 @@
-"""Work on threads, a few items ahead, with results in order: one window is read and tokenized while another runs."""
+"""Work on threads, a few items ahead, with results in order.
+
+One window is read and tokenized while another runs, and one shard is written while the next is made.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,18 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int = 2) -> Generator[Result]:
-    """Maps `work` over `items`, at most `threads + 1` of them at a time.
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int) -> Generator[Result]:
+    """Maps `work` over `items`.
 
-    Where the caller stops early, by an error, Ctrl-C or by closing the generator, running work gets a
-    KeyboardInterrupt, which the engine obeys between two operations; otherwise a Ctrl-C would last as long as a window.
+    An error of the items comes after the results of those before it. Where the caller stops early, by Ctrl-C, by an
+    error of the work or by closing the generator, running work gets a KeyboardInterrupt, which the engine obeys between
+    two operations; otherwise a Ctrl-C would last as long as a window.
+
+    Args:
+        work: called on a thread.
+        items: gone through on the caller's thread.
+        threads: that work.
+        ahead: most items that are taken and not yet handed back as results.
     """
     running = _Running()
 
@@ -26,18 +36,29 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int
             return work(item)
 
     pending: deque[Future[Result]] = deque()
+    failure: Exception | None = None
+    iterator = iter(items)
     with ThreadPoolExecutor(threads, thread_name_prefix="prefill-router-bulk") as pool:
         try:
-            for item in items:
-                pending.append(pool.submit(run, item))
-                if len(pending) > threads:
+            while True:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    break
+                except Exception as error:
+                    failure = error
+                    break
+                if len(pending) == ahead:
                     yield pending.popleft().result()
+                pending.append(pool.submit(run, item))
             while pending:
                 yield pending.popleft().result()
         finally:
             for future in pending:
                 future.cancel()
             running.interrupt()
+    if failure is not None:
+        raise failure
 
 
 class _Running:

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import atomic, header
 from .formats import FORMATS
 from .manifest import Manifest, Shard
 from .problems import invalid
-from .rows import Rows
+from .rows import Rows, Vectors
 from .windows import Window
+
+
+@dataclass(frozen=True)
+class Made:
+    """A window, and what it became.
+
+    Attributes:
+        window: of the source.
+        rows: its rows, whose vectors are a part of `room`.
+        room: the vectors of all rows of the shard.
+    """
+
+    window: Window
+    rows: Rows
+    room: dict[str, Vectors]
 
 
 class Output:
@@ -77,17 +93,20 @@ class Output:
         if end < expected:
             raise invalid("source", self.manifest.source["name"], f"the {expected} rows it had, found {end}")
 
-    def put(self, windows: Sequence[Window], rows: Rows) -> None:
+    def put(self, parts: Sequence[Made]) -> None:
         """Writes a shard, then the manifest that names it.
 
         Args:
-            windows: what the rows come from.
-            rows: all rows of the shard.
+            parts: all of its windows, and what they became.
 
         Raises:
             InvalidRequestError: in place of a damaged shard, if the source has other rows than it had.
             OSError: the disk does not take it.
         """
+        windows = [made.window for made in parts]
+        count = sum(len(made.rows) for made in parts)
+        vectors = {name: block[:count] for name, block in parts[0].room.items()}
+        rows = Rows.joined([made.rows for made in parts], vectors)
         number = rows.first // self.manifest.rows_per_shard
         older = self.manifest.shards.get(number)
         if older is not None and older.rows <= len(rows):

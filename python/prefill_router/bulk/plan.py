@@ -7,8 +7,9 @@ from .problems import invalid
 WINDOW = 512
 """Rows of a request: enough to sort by length and fill packed rows, little enough to hold several in memory."""
 
-MOST_ROWS = 4096
-SHARD_BYTES = 256 << 20
+MOST_ROWS = 2048
+SHARD_BYTES = 128 << 20
+"""Memory of a shard; two are held, one that is made and one that is written."""
 
 
 def rows_per_shard(asked: int | None, row_bytes: int) -> int:

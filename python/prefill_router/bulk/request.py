@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import prefill_router as pr
 
 from .isolate import run_rows
 from .problems import at_row, invalid, out_of_range
-from .rows import Layer, Rows
+from .rows import Layer, Rows, Vectors
 from .windows import Window
 
 PROFILES: dict[str, Any] = {"default": pr.ForwardRequest, "reference": pr.ForwardRequest.reference}
@@ -70,19 +71,34 @@ class Request:
             "profile": self.profile,
             "raw": self.raw,
             "chat_template_kwargs": dict(self.settings.get("chat_template_kwargs") or {}),
-            "pooling": list(request.pooling),
+            "pooling": self.poolings,
             "batching": {"max_tokens": batching.max_tokens} if packed else {"batch_size": batching.batch_size},
             "max_length": request.max_length,
             "overflow": request.overflow,
             "add_special_tokens": request.add_special_tokens,
         }
 
+    @cached_property
+    def poolings(self) -> list[str]:
+        """What is pooled, in the order of the files."""
+        return list(self.made([pr.Tokens([0])]).pooling)
+
     def layers(self, forward: Forward) -> list[Layer]:
         """The layers that are given, resolved on the loaded model by a forward of one token."""
         return list(forward.forward(self.made([pr.Tokens([0])])).layers)
 
-    def run(self, forward: Forward, window: Window, layers: list[Layer], hidden: int) -> Rows:
+    def room(self, rows: int, layers: list[Layer], hidden: int) -> dict[str, Vectors]:
+        """Memory for the vectors of so many rows."""
+        return {pooling: np.empty((rows, len(layers), hidden), dtype=np.float32) for pooling in self.poolings}
+
+    def run(self, forward: Forward, window: Window, layers: list[Layer], vectors: dict[str, Vectors]) -> Rows:
         """Runs a window.
+
+        Args:
+            forward: the engine.
+            window: what to run.
+            layers: the resolved layers.
+            vectors: room for those of the window; all of it is written.
 
         Returns:
             Its rows; those that failed have their error in place of vectors.
@@ -98,22 +114,19 @@ class Request:
             errors[members[index]] = at_row(error, window.first + members[index])
         count = len(window.prompts)
         tokens, used = np.zeros((2, count), dtype=np.int64)
-        vectors: dict[str, Any] = {}
         for part, output in parts:
             places = np.asarray(members)[part]
             receipts = output.receipts
             tokens[places] = [receipt.tokens for receipt in receipts]
             used[places] = [receipt.used for receipt in receipts]
-            for pooling in ("last", "mean"):
-                block = getattr(output, pooling)
-                if block is not None:
-                    if pooling not in vectors:
-                        vectors[pooling] = np.full((count, len(layers), hidden), np.nan, dtype=np.float32)
-                    vectors[pooling][places] = block.swapaxes(0, 1)
-        for pooling in self.described()["pooling"] if not parts else ():
-            vectors[pooling] = np.full((count, len(layers), hidden), np.nan, dtype=np.float32)
+            for pooling, block in vectors.items():
+                block[places if len(part) < count else slice(None)] = getattr(output, pooling).swapaxes(0, 1)
         rows = Rows(window.first, window.ids, layers, vectors, tokens, used, errors)
         self._refuse_out_of_range(rows)
+        for index in errors:
+            tokens[index] = used[index] = 0
+            for block in vectors.values():
+                block[index] = np.nan
         return rows
 
     def _refuse_out_of_range(self, rows: Rows) -> None:
@@ -121,11 +134,8 @@ class Request:
         if self.storage == "float32":
             return
         for pooling, block in rows.vectors.items():
+            # What failed already holds whatever the memory held.
             over = np.any(np.abs(block) >= LARGEST[self.storage], axis=2)
-            for index in np.flatnonzero(over.any(axis=1)).tolist():
+            for index in np.flatnonzero(over.any(axis=1) & ~rows.failed).tolist():
                 layer = rows.layers[int(over[index].argmax())]
-                rows.errors.setdefault(index, out_of_range(rows.first + index, layer, pooling, self.storage))
-        for index in rows.errors:
-            rows.tokens[index] = rows.used[index] = 0
-            for block in rows.vectors.values():
-                block[index] = np.nan
+                rows.errors[index] = out_of_range(rows.first + index, layer, pooling, self.storage)

@@ -62,10 +62,10 @@ class Rows:
         return mask
 
     @staticmethod
-    def joined(parts: Sequence[Rows]) -> Rows:
-        """Consecutive parts as one."""
-        if len(parts) == 1:
-            return parts[0]
+    def joined(parts: Sequence[Rows], vectors: dict[str, Vectors] | None = None) -> Rows:
+        """Consecutive parts as one; `vectors` are those of all of them, where they lie together already."""
+        if vectors is None:
+            vectors = {name: np.concatenate([part.vectors[name] for part in parts]) for name in parts[0].vectors}
         errors: dict[int, PrefillError] = {}
         for part in parts:
             errors |= {part.first - parts[0].first + index: error for index, error in part.errors.items()}
@@ -73,7 +73,7 @@ class Rows:
             first=parts[0].first,
             ids=[name for part in parts for name in part.ids],
             layers=parts[0].layers,
-            vectors={name: np.concatenate([part.vectors[name] for part in parts]) for name in parts[0].vectors},
+            vectors=vectors,
             tokens=np.concatenate([part.tokens for part in parts]),
             used=np.concatenate([part.used for part in parts]),
             errors=errors,

@@ -16,11 +16,11 @@ from .ahead import in_order
 from .header import header
 from .lock import locked
 from .manifest import Manifest
-from .output import Output
+from .output import Made, Output
 from .problems import invalid
 from .request import Forward, Request
-from .rows import Layer, Rows
-from .sources import Columns, open_source
+from .rows import Layer, Rows, Vectors
+from .sources import Columns, Source, open_source
 from .summary import Summary, summarize
 from .windows import Window, windows
 
@@ -66,7 +66,7 @@ def extract(
             memory a row).
         profile: "default" or "reference", as the constructors of `ForwardRequest`.
         raw: whether texts bypass the chat template.
-        rows_per_shard: rows of a file; None is 4096, or fewer where these take more than 256 MiB.
+        rows_per_shard: rows of a file; None is 2048, or fewer where these take more than 128 MiB.
         fail_fast: whether to stop at the first row that fails.
         cache_dir: where a `TransformersForward` of a hub id keeps its files, if not in huggingface_hub's folder.
         on_progress: called after every window.
@@ -98,24 +98,14 @@ def extract(
         folder = Output(Path(output), manifest)
         started = time.perf_counter()
         todo = folder.missing(windows(opened, shard_rows, manifest.window, duplicate_ids))
-        done = failed = tokens = 0
-        pending: list[tuple[Window, Rows]] = []
-        with closing(_run(request, forward, todo, layers, hidden)) as results:
-            for window, rows in results:
-                if fail_fast and rows.errors:
-                    raise rows.errors[min(rows.errors)]
-                pending.append((window, rows))
-                done, failed, tokens = done + len(rows), failed + len(rows.errors), tokens + int(rows.used.sum())
-                if (rows.first + len(rows)) % shard_rows == 0:
-                    _put(folder, pending)
-                if on_progress is not None:
-                    on_progress(done, failed, tokens, opened.fraction())
-        if pending:
-            _put(folder, pending)
+        with closing(_run(request, forward, todo, layers, hidden, shard_rows)) as results:
+            shards = _shards(results, shard_rows, fail_fast, on_progress, opened)
+            with closing(in_order(folder.put, shards, threads=1, ahead=1)) as written:
+                for _ in written:
+                    pass
         folder.finish()
-        shards = manifest.shards.values()
         seconds = time.perf_counter() - started
-        return summarize(Path(output), shards, folder.whole.values(), seconds)
+        return summarize(Path(output), manifest.shards.values(), folder.whole.values(), seconds)
 
 
 def iterate(
@@ -154,20 +144,52 @@ def iterate(
     with closing(opened):
         layers, hidden = request.layers(forward), forward.model().hidden_dim
         todo = windows(opened, window, window, duplicate_ids)
-        with closing(_run(request, forward, todo, layers, hidden)) as results:
-            for _, rows in results:
-                yield rows
+        with closing(_run(request, forward, todo, layers, hidden, window)) as results:
+            for made in results:
+                yield made.rows
 
 
 def _run(
-    request: Request, forward: Forward, todo: Iterator[Window], layers: list[Layer], hidden: int
-) -> Generator[tuple[Window, Rows]]:
-    return in_order(lambda window: (window, request.run(forward, window, layers, hidden)), todo)
+    request: Request, forward: Forward, todo: Iterator[Window], layers: list[Layer], hidden: int, size: int
+) -> Generator[Made]:
+    """Runs windows; those of one shard, of `size` rows, put their vectors into one piece of memory."""
+
+    def with_room() -> Iterator[tuple[Window, dict[str, Vectors]]]:
+        number = -1
+        for window in todo:
+            if window.first // size != number:
+                number, room = window.first // size, request.room(size, layers, hidden)
+            yield window, room
+
+    def run(item: tuple[Window, dict[str, Vectors]]) -> Made:
+        window, room = item
+        start = window.first % size
+        own = {name: block[start : start + len(window.prompts)] for name, block in room.items()}
+        return Made(window, request.run(forward, window, layers, own), room)
+
+    # Two requests at a time: the engine runs one, and tokenizes the other meanwhile.
+    return in_order(run, with_room(), threads=2, ahead=3)
 
 
-def _put(folder: Output, pending: list[tuple[Window, Rows]]) -> None:
-    folder.put([window for window, _ in pending], Rows.joined([rows for _, rows in pending]))
-    pending.clear()
+def _shards(
+    results: Iterator[Made], size: int, fail_fast: bool, on_progress: OnProgress | None, source: Source
+) -> Iterator[list[Made]]:
+    """Groups windows, which come in order, into shards."""
+    done = failed = tokens = 0
+    pending: list[Made] = []
+    for made in results:
+        rows = made.rows
+        if fail_fast and rows.errors:
+            raise rows.errors[min(rows.errors)]
+        pending.append(made)
+        done, failed, tokens = done + len(rows), failed + len(rows.errors), tokens + int(rows.used.sum())
+        if on_progress is not None:
+            on_progress(done, failed, tokens, source.fraction())
+        if (rows.first + len(rows)) % size == 0:
+            yield pending
+            pending = []
+    if pending:
+        yield pending
 
 
 def _forward(model: str | os.PathLike[str] | Forward) -> Forward:

@@ -109,7 +109,7 @@ def test_results_come_in_order_and_few_items_are_taken_ahead() -> None:
         time.sleep(random.random() / 200)
         return item
 
-    for expected, found in enumerate(in_order(work, items())):
+    for expected, found in enumerate(in_order(work, items(), 2, 3)):
         yielded[0] += 1
         assert found == expected
 
@@ -125,7 +125,7 @@ def test_a_caller_that_stops_stops_the_work() -> None:
                 time.sleep(0.001)
         return item
 
-    results = in_order(work, range(10))
+    results = in_order(work, range(10), 2, 3)
     assert next(results) == 0
     assert begun.wait(5)
     results.close()
@@ -133,15 +133,23 @@ def test_a_caller_that_stops_stops_the_work() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_an_error_of_the_work_or_of_the_items_comes_through() -> None:
+def test_an_error_of_the_items_comes_after_the_results_before_it() -> None:
     def items() -> Iterator[int]:
         yield from range(5)
         raise OSError("the source")
 
+    results = in_order(lambda item: item, items(), 2, 3)
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(OSError, match="the source"):
-        list(in_order(lambda item: item, items()))
+        next(results)
+
+
+@pytest.mark.timeout(30)
+def test_an_error_of_the_work_comes_through() -> None:
+    results = in_order(lambda item: 1 // (item - 3), range(100), 2, 3)
+    assert [next(results) for _ in range(3)] == [-1, -1, -1]
     with pytest.raises(ZeroDivisionError):
-        list(in_order(lambda item: 1 // (item - 3), range(100)))
+        next(results)
 
 
 def of(folder: Path) -> dict[str, str]:
@@ -222,7 +230,7 @@ def test_differences_name_every_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "row_bytes", "rows"), [(None, 9216, 4096), (None, 70_000, 3584), (None, 1 << 30, 512), (7, 1, 7)]
+    ("asked", "row_bytes", "rows"), [(None, 9216, 2048), (None, 70_000, 1536), (None, 1 << 30, 512), (7, 1, 7)]
 )
 def test_shards_are_of_a_bearable_size(asked: int | None, row_bytes: int, rows: int) -> None:
     assert plan.rows_per_shard(asked, row_bytes) == rows
