@@ -12,6 +12,7 @@ import typer
 
 import prefill_router as pr
 
+from . import cli_golden
 from .bulk import commands
 from .cli_options import (
     AsJson,
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command()(commands.extract)
 app.command()(commands.inspect)
+app.add_typer(cli_golden.app, name="golden")
 
 
 @app.command()

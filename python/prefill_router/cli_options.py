@@ -1,17 +1,21 @@
-"""What the subcommands share: options of the model, how it is opened, and how failures end."""
+"""What the subcommands share: options of the model, how it is opened, how texts are read, and how failures end."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import prefill_router as pr
+
+from .bulk.problems import invalid
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id or folder.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
@@ -69,6 +73,25 @@ def one_line_errors(traceback: bool, interrupted: str = "interrupted") -> Iterat
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def parse_layers(text: str) -> Any:
+    """Layers as `ForwardRequest` takes them."""
+    if text in ("upper_half", "all", "final"):
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    return [int(part) if re.fullmatch(r"-?[0-9]{1,18}", part) else part for part in parts]
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Variables of the chat template. Raises InvalidRequestError if it is no JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid("template_kwargs", text, f"a JSON object ({error})") from error
+    if not isinstance(value, dict):
+        raise invalid("template_kwargs", text, "a JSON object")
+    return value
 
 
 def _words(error: Exception) -> str:

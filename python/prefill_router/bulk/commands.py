@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -25,11 +24,12 @@ from ..cli_options import (
     Traceback,
     TrustRemoteCode,
     Verify,
+    json_object,
     one_line_errors,
     open_forward,
+    parse_layers,
 )
 from . import read, run
-from .problems import invalid
 from .progress import Progress
 from .summary import Summary
 
@@ -88,9 +88,9 @@ def extract(
     """
     with one_line_errors(traceback, "interrupted; the same command goes on where it stopped"):
         settings: dict[str, Any] = {
-            "layers": _layers(layers),
+            "layers": parse_layers(layers),
             "pooling": [name.strip() for name in pooling.split(",")],
-            "chat_template_kwargs": _json_object(template_kwargs),
+            "chat_template_kwargs": json_object(template_kwargs),
         }
         given = {
             "max_length": max_length,
@@ -170,20 +170,3 @@ def _print(summary: Summary) -> None:
     memory = f"peak memory {summary.peak_memory / 2**20:.0f} MiB{device}"
     print(f"{summary.seconds:.1f} s: {speed}, {memory}", file=sys.stderr)
     print(summary.output)
-
-
-def _layers(text: str) -> Any:
-    if text in ("upper_half", "all", "final"):
-        return text
-    parts = [part.strip() for part in text.split(",")]
-    return [int(part) if re.fullmatch(r"-?[0-9]{1,18}", part) else part for part in parts]
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise invalid("template_kwargs", text, f"a JSON object ({error})") from error
-    if not isinstance(value, dict):
-        raise invalid("template_kwargs", text, "a JSON object")
-    return value
