@@ -47,6 +47,10 @@ test-all: test ## The tests, and the sweep over every architecture
 test-soak: setup ## What takes minutes: fifty fresh processes that load in many threads at once
 	cargo test --locked --test rust -- --ignored soak_
 
+.PHONY: test-kill
+test-kill: setup ## 200 bulk runs killed at random instants, and gone on with
+	PREFILL_ROUTER_KILLS=200 $(PYTHON) -m pytest -s tests/kill
+
 .PHONY: lint
 lint: setup ## Format, clippy, ruff, types, stubs, documentation
 	cargo fmt --check
@@ -73,6 +77,10 @@ bench: setup ## Speed, memory and crossing against the plain forward (PROMPTS=fi
 bench-hybrid: setup ## Speed on the shape of Qwen3.5-0.8B with random weights (3 GB, 10 GB of memory)
 	$(PYTHON) benches/forward.py "$$($(PYTHON) tests/fixtures/encoder_shape.py)" --only speed --limit 12 --rounds 2 \
 		$(if $(PROMPTS),--prompts $(PROMPTS))
+
+.PHONY: bench-bulk
+bench-bulk: setup ## Bulk extraction beside the bare engine, and 100,000 rows without a model (PROMPTS=file.jsonl, minutes)
+	$(PYTHON) benches/bulk.py "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
 
 .PHONY: docs
 docs: setup ## The crate's documentation, in target/doc

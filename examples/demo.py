@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -25,32 +25,28 @@ def nearest(vectors: np.ndarray) -> list[tuple[int, float]]:
     return [(int(row.argmax()), float(row.max())) for row in cosine]
 
 
-def main(model: str, source: Path) -> None:
-    rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
-    prompts = [row["prompt"] for row in rows]
-
+def main(model: str, source: Path, output: Path) -> None:
     forward = pr.TransformersForward(model)
     info = forward.model()
     print(f"model    {info.n_layers} layers of width {info.hidden_dim}, {info.dtype} on {info.device}, {info.layout}")
     print(f"         {info.layout_reason}")
 
-    started = time.perf_counter()
-    out = forward.extract(prompts, layers="upper_half", pooling=("last", "mean"))
-    seconds = time.perf_counter() - started
-    assert out.last is not None
-    assert out.mean is not None
+    summary = pr.extract(source, forward, output, layers="upper_half", pooling=("last", "mean"))
+    features = pr.load(output)
+    print(f"layers   {features.layers[0]} to {features.layers[-1]} (index i is the input of block i)")
+    print(f"shapes   last {features.last.shape}, mean {features.mean.shape}: rows, layers, hidden")
+    speed = f"{summary.seconds:.2f} s: {summary.tokens_per_second:.0f} tokens/s"
+    print(f"speed    {summary.rows} prompts, {summary.tokens} tokens in {speed}")
 
-    tokens = sum(receipt.used for receipt in out.receipts)
-    print(f"layers   {out.layers[0]} to {out.layers[-1]} (index i is the input of block i)")
-    print(f"shapes   last {out.last.shape}, mean {out.mean.shape}: layers, prompts, hidden")
-    print(f"speed    {len(prompts)} prompts, {tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s")
-
-    print(f"nearest  by the last token at layer {out.layers[-1]}")
-    for row, (other, cosine) in zip(rows, nearest(out.last[-1]), strict=True):
-        print(f"         {row['id']:>8} -> {rows[other]['id']:<8} {cosine:+.2f}   {row['prompt'][:60]}")
+    print(f"nearest  by the last token at layer {features.layers[-1]}")
+    prompts = [json.loads(line)["prompt"] for line in source.read_text(encoding="utf-8").splitlines()]
+    for row, (other, cosine) in enumerate(nearest(features.last[:][:, -1])):
+        print(f"         {features.ids[row]:>8} -> {features.ids[other]:<8} {cosine:+.2f}   {prompts[row][:60]}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: demo.py MODEL [PROMPTS.jsonl]")
-    main(sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).with_name("prompts.jsonl"))
+    file = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).with_name("prompts.jsonl")
+    with tempfile.TemporaryDirectory() as folder:
+        main(sys.argv[1], file, Path(folder))

@@ -12,6 +12,7 @@
 //! | what can go wrong | [`PrefillError`], [`ErrorKind`] |
 //! | what a backend does | [`PrefillForward`], [`Blocks`] |
 //! | for many callers at once | [`batching`] |
+//! | whether a deployed model is the one | [`golden`] |
 //! | for tests | [`testing`] |
 //!
 //! # Layers
@@ -51,6 +52,7 @@ pub mod batching;
 mod contract;
 mod error;
 mod forward;
+pub mod golden;
 pub mod testing;
 
 #[cfg(feature = "python")]

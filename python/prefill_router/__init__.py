@@ -6,13 +6,20 @@
     out = forward.extract(["What is a monad?", "Write a haiku."])
     out.last, out.mean  # float32 arrays [layers, prompts, hidden]
 
+`extract` and `load` do the same for files of many prompts; `prefill_router.bulk` documents them.
+`Golden` checks that a deployed encoder is the one a router was trained with.
 `ForwardRequest` documents every setting, `ForwardOutput` what comes back, `prefill_router.errors` what can fail.
 """
+
+import typing
 
 from ._core import (
     AttentionModule,
     ForwardOutput,
     ForwardRequest,
+    Golden,
+    GoldenMoved,
+    GoldenReport,
     ModelInfo,
     Packed,
     Padded,
@@ -42,6 +49,9 @@ from .errors import (
     UnsupportedModelError,
 )
 
+if typing.TYPE_CHECKING:
+    from .bulk import extract, load
+
 __all__ = [
     "AttentionModule",
     "ChatTemplateError",
@@ -51,6 +61,9 @@ __all__ = [
     "DeviceError",
     "ForwardOutput",
     "ForwardRequest",
+    "Golden",
+    "GoldenMoved",
+    "GoldenReport",
     "InvalidRequestError",
     "InvalidResultError",
     "ModelInfo",
@@ -71,4 +84,16 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "error_kinds",
+    "extract",
+    "load",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Bulk extraction brings pyarrow along, so it is imported by whoever asks for it."""
+    if name in ("extract", "load"):
+        from . import bulk
+
+        globals().update(extract=bulk.extract, load=bulk.load)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

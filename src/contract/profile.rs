@@ -16,6 +16,8 @@ pub enum Profile {
     Reference,
 }
 
+slugs!(Profile, "profile", Default = "default", Reference = "reference");
+
 impl Profile {
     /// A request of every default of this profile, not validated.
     pub(super) fn request(self, prompts: Vec<Prompt>) -> ForwardRequest {

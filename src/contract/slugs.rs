@@ -50,7 +50,7 @@ mod tests {
     use std::fmt::{Debug, Display};
     use std::str::FromStr;
 
-    use crate::contract::{Layout, Overflow, Pooling};
+    use crate::contract::{Layout, Overflow, Pooling, Profile};
     use crate::error::PrefillError;
 
     fn leads_back<T>(all: &[T], slugs: &[&str])
@@ -73,6 +73,7 @@ mod tests {
         leads_back(Pooling::ALL, &["last", "mean"]);
         leads_back(Overflow::ALL, &["error", "keep_template", "right"]);
         leads_back(Layout::ALL, &["packed", "padded", "single"]);
+        leads_back(Profile::ALL, &["default", "reference"]);
     }
 
     #[test]

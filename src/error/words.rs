@@ -47,7 +47,7 @@ impl Display for PrefillError {
             Self::NonFinite { prompt, layer, pooling } =>
                 write!(f, "prompt {prompt} has a NaN or an infinity in layer `{layer}`, pooling `{pooling}`; try a dtype of wider range, such as float32"),
             Self::InvalidResult { expected, found } =>
-                write!(f, "invalid result: expected {}, found {}; report it to the backend's authors", Clause(expected), Clause(found)),
+                write!(f, "invalid result: expected {}, found {}; check the backend and the model it runs", Clause(expected), Clause(found)),
             Self::Environment { interpreter, prefix, missing, fix } => {
                 write!(f, "the Python environment lacks {}", Clause(missing))?;
                 match (interpreter, prefix) {
@@ -169,7 +169,7 @@ mod tests {
             "device `cuda:1` is not there; choose from cpu, cuda:0",
             "out of memory on `cuda:0` with 4096 tokens in the batch; lower max_tokens or batch_size",
             "prompt 3 has a NaN or an infinity in layer `2`, pooling `last`; try a dtype of wider range, such as float32",
-            "invalid result: expected 2 receipts, found 1; report it to the backend's authors",
+            "invalid result: expected 2 receipts, found 1; check the backend and the model it runs",
             "the Python environment lacks transformers (interpreter `/env/bin/python`, prefix `/env`); run /env/bin/python -m pip install transformers",
             "the queue is full, 8 of 8 requests waiting; try again later or raise its limit",
             "the deadline passed before the forward began, 1 of 8 requests waiting; allow more time or send fewer",

@@ -27,7 +27,7 @@ use crate::transformers::{DeviceMap, Engine, Sources, TransformersConfig};
 ///     verify: Whether to check the fast paths against the plain forward at load.
 #[pyclass(frozen, module = "prefill_router")]
 pub(super) struct TransformersForward {
-    engine: Engine,
+    pub engine: Engine,
 }
 
 #[pymethods]
@@ -112,7 +112,7 @@ impl TransformersForward {
 }
 
 /// A str or an `os.PathLike` of one.
-fn path(field: &str, value: &Bound<'_, PyAny>) -> Result<String> {
+pub(super) fn path(field: &str, value: &Bound<'_, PyAny>) -> Result<String> {
     let refused = |_| refusal(field, value, "a str or a path", None);
     let text = value
         .py()

@@ -1,13 +1,14 @@
 //! The extension module `prefill_router._core`: the contract's types for Python, compiled from the same Rust.
 //!
 //! `request` and `prompts` turn arguments into a [`ForwardRequest`](crate::ForwardRequest), `output` shows results as numpy
-//! views, `forward` runs them, `errors` raises.
+//! views, `forward` runs them, `golden` checks them, `errors` raises.
 
 // Doc comments in here are Python docstrings: Google style, where a name in backticks is not always code.
 #![allow(clippy::doc_markdown)]
 
 mod errors;
 mod forward;
+mod golden;
 mod output;
 mod prompts;
 mod request;
@@ -22,6 +23,8 @@ mod core {
     use super::error_kinds;
     #[pymodule_export]
     use super::forward::TransformersForward;
+    #[pymodule_export]
+    use super::golden::{Golden, GoldenMoved, GoldenReport};
     #[pymodule_export]
     use super::output::{AttentionModule, ForwardOutput, ModelInfo, Receipt};
     #[pymodule_export]

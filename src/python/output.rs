@@ -62,11 +62,7 @@ impl ForwardOutput {
     /// The layers of the first axis: ascending indexes, then "final" if requested.
     #[getter]
     fn layers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let layer = |layer: &Layer| match layer {
-            Layer::Direct(index) => index.into_bound_py_any(py),
-            other => other.to_string().into_bound_py_any(py),
-        };
-        self.inner.layers().iter().map(layer).collect()
+        self.inner.layers().iter().map(|at| layer(py, at)).collect()
     }
 
     /// One receipt per prompt: how many tokens it has and how many were used.
@@ -84,6 +80,14 @@ impl ForwardOutput {
     fn __repr__(&self) -> String {
         let [layers, prompts, hidden] = self.inner.shape();
         format!("ForwardOutput(layers={layers}, prompts={prompts}, hidden={hidden})")
+    }
+}
+
+/// A resolved layer: an index, or "final".
+pub(super) fn layer<'py>(py: Python<'py>, layer: &Layer) -> PyResult<Bound<'py, PyAny>> {
+    match layer {
+        Layer::Direct(index) => index.into_bound_py_any(py),
+        other => other.to_string().into_bound_py_any(py),
     }
 }
 

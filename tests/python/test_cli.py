@@ -1,16 +1,18 @@
 """The command: what it writes is what `extract` gives, and whatever is wrong is one line and an exit code."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 from typer.testing import CliRunner, Result
 
 import prefill_router as pr
 from fixtures.models import tiny_folder
-from prefill_router import files
+from prefill_router.bulk import atomic, run
 from prefill_router.cli import app
 
 from .helpers import llama
@@ -18,19 +20,19 @@ from .helpers import llama
 PROMPTS = ["one", "a longer second prompt", "3"]
 
 
-def run(*arguments: object, text: str | None = None) -> Result:
+def command(*arguments: object, text: str | bytes | None = None) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
 
 
-def extract(source: Path, output: Path, *arguments: object, text: str | None = None) -> Result:
-    return run("extract", source, "-m", tiny_folder("llama"), "-o", output, *arguments, text=text)
+def extract(source: Path | str, output: Path, *arguments: object, text: str | bytes | None = None) -> Result:
+    return command("extract", source, "-m", tiny_folder("llama"), "-o", output, *arguments, text=text)
 
 
-def failure(result: Result) -> str:
+def failure(result: Result, exit_code: int = 1) -> str:
     """The one line of a failed command."""
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == exit_code, result.output
     (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("error[")
+    assert line.startswith("error")
     return line
 
 
@@ -42,69 +44,71 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_features_are_those_of_extract_row_by_row(source: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out" / "features.safetensors"
-    result = extract(source, output.parent, "--layers", "0,2,-1,final")
+    output = tmp_path / "deep" / "out"
+    result = extract(source, output, "--layers", "0,2,-1,final")
     assert result.exit_code == 0, result.output
     assert result.stdout.strip() == str(output)
     out = llama().extract(PROMPTS, layers=[0, 2, -1, "final"])
-    with safe_open(output, "numpy") as features:
-        metadata = features.metadata()
-        for name in ("last", "mean"):
-            block = features.get_tensor(name)
-            assert block.shape == (3, 4, 32)
-            for row in range(3):
-                for layer in range(4):
-                    assert np.allclose(block[row, layer], getattr(out, name)[layer, row], atol=1e-6)
-    assert json.loads(metadata["layers"]) == [0, 2, 3, "final"]
-    assert json.loads(metadata["ids"]) == ["1", "2", "3"]
-    assert json.loads(metadata["tokens"]) == [receipt.tokens for receipt in out.receipts]
-    assert json.loads(metadata["model"])["n_layers"] == 4
-    assert [path.name for path in output.parent.iterdir()] == ["features.safetensors"]
+    features = pr.load(output)
+    for name in ("last", "mean"):
+        assert np.allclose(getattr(features, name)[:].swapaxes(0, 1), getattr(out, name), atol=1e-6)
+    assert features.layers == [0, 2, 3, "final"]
+    assert features.ids == ["0", "1", "2"]
+    assert "3 rows: " in result.stderr
+    assert "rows/s" in result.stderr
 
 
 def test_jsonl_has_ids_messages_and_a_column_of_choice(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    rows = [{"id": "a", "q": "one"}, {"id": "b", "q": [{"role": "user", "content": "one"}]}]
+    rows = [{"key": "a", "q": "one"}, {"key": "b", "q": [{"role": "user", "content": "one"}]}]
     file.write_text("\n\n".join(map(json.dumps, rows)))
-    output = tmp_path / "f.safetensors"
-    assert extract(file, output, "--column", "q", "--pooling", "mean").exit_code == 0
-    with safe_open(output, "numpy") as features:
-        assert list(features.keys()) == ["mean"]
-        block = features.get_tensor("mean")
-        assert json.loads(features.metadata()["ids"]) == ["a", "b"]
-    assert np.allclose(block[0], block[1], atol=1e-6)
+    arguments = ["--prompt-column", "q", "--id-column", "key", "--pooling", "mean", "--format", "parquet"]
+    assert extract(file, tmp_path / "out", *arguments).exit_code == 0
+    features = pr.load(tmp_path / "out")
+    assert features.ids == ["a", "b"]
+    assert features.manifest.features["pooling"] == ["mean"]
+    assert np.allclose(features.mean[0], features.mean[1], atol=1e-6)
 
 
 def test_stdin_and_raw_text(tmp_path: Path) -> None:
-    output = tmp_path / "f.safetensors"
-    assert extract(Path("-"), output, "--raw", "--layers", "1", text="a b\n").exit_code == 0
-    with safe_open(output, "numpy") as features:
-        block = features.get_tensor("last")
-    assert np.allclose(block[0], llama().extract([pr.Raw("a b")], layers=[1]).last[:, 0], atol=1e-6)
+    assert extract("-", tmp_path / "out", "--raw", "--layers", "1", text="a b\n").exit_code == 0
+    expected = llama().extract([pr.Raw("a b")], layers=[1]).last[:, 0]
+    assert np.allclose(pr.load(tmp_path / "out").last[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "at least one prompt"),
-        ('{"prompt": "a"}\n{"q": 1}', "line 2"),
-        ("[" * 100_000, "line 1"),
-        ("{", "line 1"),
-        ('\n\n{"prompt": "a"}\n{"prompt": 5}', "line 4"),
-        ('{"prompt": "' + "long " * 2000 + '"}', "line 1 (id 1): prompt 0 has"),
-    ],
-)
-def test_a_bad_row_is_named_by_its_line(tmp_path: Path, content: str, words: str) -> None:
+def test_every_setting_arrives(source: Path, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {
+        "--max-length": 30, "--overflow": "right", "--max-tokens": 99, "--template-kwargs": '{"a": 1}',
+        "--storage": "float16", "--rows-per-shard": 2,
+    }  # fmt: skip
+    assert extract(source, tmp_path / "out", *[part for pair in arguments.items() for part in pair]).exit_code == 0
+    manifest = pr.load(tmp_path / "out").manifest
+    features = manifest.features
+    assert (features["max_length"], features["overflow"], features["batching"]) == (30, "right", {"max_tokens": 99})
+    assert (features["chat_template_kwargs"], features["storage"], manifest.rows_per_shard) == ({"a": 1}, "float16", 2)
+    assert extract(source, tmp_path / "ref", "--reference").exit_code == 0
+    features = pr.load(tmp_path / "ref").manifest.features
+    assert (features["profile"], features["max_length"], features["overflow"]) == ("reference", 2048, "right")
+
+
+def test_failed_rows_have_an_exit_code_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text(content)
-    assert words in failure(extract(file, tmp_path / "f.safetensors"))
-    assert not (tmp_path / "f.safetensors").exists()
+    file.write_text('{"prompt": "a"}\n{"prompt": 5}\n{"prompt": "' + "long " * 2000 + '"}\n{"prompt": "b"}')
+    result = extract(file, tmp_path / "out", "--json")
+    assert result.exit_code == 3
+    assert result.stderr == ""
+    summary = json.loads(result.stdout)
+    assert (summary["rows"], summary["failed"], summary["truncated"]) == (4, 2, 0)
+    assert pr.load(tmp_path / "out").failed.tolist() == [False, True, True, False]
+    line = failure(extract(file, tmp_path / "fast", "--fail-fast", "--quiet"))
+    assert line.startswith("error[invalid_request]: invalid prompts `5` at row 1")
 
 
-def test_bytes_that_are_no_text_are_named_by_line(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_bytes(b"fine\n\xff\n")
-    assert "line 2" in failure(extract(file, tmp_path / "f.safetensors"))
+def test_quiet_is_quiet_and_the_command_goes_on(source: Path, tmp_path: Path) -> None:
+    assert extract(source, tmp_path / "out", "--quiet").output == ""
+    again = extract(source, tmp_path / "out")
+    assert again.exit_code == 0
+    assert "3 rows, 3 of them from before" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -117,46 +121,77 @@ def test_bytes_that_are_no_text_are_named_by_line(tmp_path: Path) -> None:
         (["--pooling", "max"], "invalid_request"),
         (["--overflow", "left"], "invalid_request"),
         (["--max-tokens", "0"], "invalid_request"),
-        (["--max-length", "3"], "context_window_exceeded"),
+        (["--rows-per-shard", "0"], "invalid_request"),
         (["--template-kwargs", "[" * 100_000], "invalid_request"),
         (["--template-kwargs", "1"], "invalid_request"),
         (["--format", "csv"], "invalid_request"),
+        (["--storage", "int8"], "invalid_request"),
+        (["--source-format", "xml"], "invalid_request"),
         (["--device", "cuda:9"], "device"),
         (["-m", "./nowhere"], "model_load"),
     ],
 )
 def test_bad_arguments_are_one_line(source: Path, tmp_path: Path, arguments: list[str], kind: str) -> None:
-    assert failure(extract(source, tmp_path / "f.safetensors", *arguments)).startswith(f"error[{kind}]: ")
+    assert failure(extract(source, tmp_path / "out", "--quiet", *arguments)).startswith(f"error[{kind}]: ")
 
 
-def test_a_place_that_cannot_be_written_is_known_before_the_work(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "dir.safetensors").mkdir()
-    assert "invalid output" in failure(extract(source, tmp_path / "dir.safetensors"))
-    assert "invalid output" in failure(extract(source, source / "below"))
-    assert "invalid source" in failure(extract(tmp_path / "nowhere", tmp_path / "f.safetensors"))
+def test_a_source_that_is_wrong_is_one_line(source: Path, tmp_path: Path) -> None:
+    assert "invalid source" in failure(extract(tmp_path / "nowhere.txt", tmp_path / "out", "-q"))
+    file = tmp_path / "rows.csv"
+    file.write_text("id,question\n1,a\n")
+    line = failure(extract(file, tmp_path / "out", "-q"))
+    assert line.endswith("invalid prompt_column `prompt`: expected a column of rows.csv: id, question")
 
 
-def test_a_write_that_fails_leaves_the_old_file(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "f.safetensors"
-    output.write_text("old")
+def test_a_place_that_cannot_be_written_to_is_one_line(source: Path, tmp_path: Path) -> None:
+    line = failure(extract(source, source / "below", "--quiet"))
+    assert line == f"error: {source / 'below'}: Not a directory"
 
-    def full(*_args: object) -> None:
-        raise files.SafetensorError("I/O error: no space left on device")
 
-    monkeypatch.setattr(files, "save_file", full)
-    assert "no space left" in failure(extract(source, output))
-    assert output.read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.safetensors", "prompts.txt"]
+def test_a_full_disk_is_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic.os, "fsync", full)
+        assert "No space left on device" in failure(extract(source, tmp_path / "out", "--quiet"))
+    assert extract(source, tmp_path / "out", "--quiet").exit_code == 0
+
+
+def test_an_interrupted_command_says_that_it_can_go_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: object, **_settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "extract", interrupted)
+    result = extract(source, tmp_path / "out", "--quiet")
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.stderr
+
+
+def test_inspect_prints_what_is_there(source: Path, tmp_path: Path) -> None:
+    extract(source, tmp_path / "out", "--layers", "1,final")
+    result = command("inspect", tmp_path / "out", "--json")
+    assert result.exit_code == 0
+    described = json.loads(result.stdout)
+    assert (described["rows"], described["failed"], described["complete"]) == (3, 0, True)
+    assert described["layers"] == [1, "final"]
+    lines = command("inspect", tmp_path / "out").stdout.splitlines()
+    assert "                  rows  3" in lines
+    assert "                layers  1, final" in lines
+    assert "  model.context_window  1024" in lines
+    assert "manifest.json" in failure(command("inspect", tmp_path))
 
 
 def test_info_describes_the_model() -> None:
-    result = run("info", tiny_folder("llama"), "--json")
+    result = command("info", tiny_folder("llama"), "--json")
     assert result.exit_code == 0
     described = json.loads(result.stdout)
     assert (described["n_layers"], described["hidden_dim"], described["layout"]) == (4, 32, "packed")
-    assert "n_layers  4" in run("info", tiny_folder("llama")).stdout
+    assert "n_layers  4" in command("info", tiny_folder("llama")).stdout
 
 
 def test_a_traceback_comes_only_if_asked_for() -> None:
-    assert isinstance(run("info", "./nowhere", "--traceback").exception, pr.ModelLoadError)
-    assert "error[model_load]" in failure(run("info", "./nowhere"))
+    assert isinstance(command("info", "./nowhere", "--traceback").exception, pr.ModelLoadError)
+    assert "error[model_load]" in failure(command("info", "./nowhere"))

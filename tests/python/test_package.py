@@ -38,6 +38,9 @@ def test_members_of_the_compiled_types_are_documented() -> None:
         pr.Receipt,
         pr.AttentionModule,
         pr.TransformersForward,
+        pr.Golden,
+        pr.GoldenReport,
+        pr.GoldenMoved,
     ):
         assert kind.__module__ == "prefill_router"
         for name, member in vars(kind).items():

@@ -12,6 +12,7 @@ mod contract_on_model;
 mod environment;
 mod fixtures;
 mod folders;
+mod golden;
 mod interrupts;
 mod layers;
 mod lifecycle;

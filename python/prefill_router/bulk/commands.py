@@ -1,0 +1,172 @@
+"""The subcommands `extract` and `inspect`: options to arguments, results to lines. The work is in `run` and `read`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import prefill_router as pr
+
+from ..cli_options import (
+    EXIT_ROWS_FAILED,
+    AsJson,
+    CacheDir,
+    Device,
+    Dtype,
+    Model,
+    Revision,
+    Traceback,
+    TrustRemoteCode,
+    Verify,
+    json_object,
+    one_line_errors,
+    open_forward,
+    parse_layers,
+)
+from . import read, run
+from .progress import Progress
+from .summary import Summary
+
+
+def extract(
+    source: Annotated[str, typer.Argument(help=".jsonl, .csv, .parquet, .arrow, .feather or .txt; - reads stdin.")],
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A folder. One that was begun is gone on with.")],
+    format: Annotated[str, typer.Option(help="safetensors, parquet or llm-router.")] = "safetensors",
+    storage: Annotated[str, typer.Option(help="float32, float16 or bfloat16: numbers in the files.")] = "float32",
+    layers: Annotated[str, typer.Option(help="upper_half, all, final, or a list such as 3,7,-1,final.")] = "upper_half",
+    pooling: Annotated[str, typer.Option(help="last, mean, or last,mean.")] = "last,mean",
+    prompt_column: Annotated[str, typer.Option(help="The column of prompts: text or chat messages.")] = "prompt",
+    id_column: Annotated[
+        str | None, typer.Option(help="The column that names rows. Default: id where there is one, else row numbers.")
+    ] = None,
+    source_format: Annotated[
+        str | None, typer.Option(help="text, jsonl, csv, parquet or arrow. Default: by the name of SOURCE.")
+    ] = None,
+    duplicate_ids: Annotated[str, typer.Option(help="error, or allow.")] = "error",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Tokenize texts as they stand, without the chat template.")
+    ] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="llm-router's extractor bit for bit: padded, cut at 2048 tokens.")
+    ] = False,
+    template_kwargs: Annotated[str, typer.Option(help="JSON object of variables for the chat template.")] = "{}",
+    max_length: Annotated[
+        int | None, typer.Option(help="Most tokens per prompt. Default: the profile's; else the context window.")
+    ] = None,
+    overflow: Annotated[str | None, typer.Option(help="error, keep_template or right. Default: the profile's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens per forward. Default: 2048.")] = None,
+    rows_per_shard: Annotated[
+        int | None, typer.Option(help="Rows of a file. Default: 2048, fewer where they exceed 128 MiB.")
+    ] = None,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row that fails.")] = False,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    cache_dir: CacheDir = None,
+    trust_remote_code: TrustRemoteCode = False,
+    verify: Verify = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Write the pooled hidden states of every prompt into a folder of files with a manifest.
+
+    Rows keep their order and ids. A row that fails keeps its place: NaN or null for its vectors, and its error kind and
+    message. Stopped at any moment, the same command goes on and ends with the same files, byte for byte.
+
+    Exit code: 0 every row is fine, 3 some rows failed, 1 the run stopped at an error (with --fail-fast at the first row
+    that fails), 2 wrong usage, 130 interrupted.
+
+    Example: prefill-router extract prompts.jsonl -m Qwen/Qwen3-0.6B -o features --layers 14,20,final
+    """
+    with one_line_errors(traceback, "interrupted; the same command goes on where it stopped"):
+        settings: dict[str, Any] = {
+            "layers": parse_layers(layers),
+            "pooling": [name.strip() for name in pooling.split(",")],
+            "chat_template_kwargs": json_object(template_kwargs),
+        }
+        given = {
+            "max_length": max_length,
+            "overflow": overflow,
+            "batching": None if max_tokens is None else pr.Packed(max_tokens),
+        }
+        settings |= {name: value for name, value in given.items() if value is not None}
+        forward = open_forward(model, revision, device, dtype, cache_dir, trust_remote_code, verify)
+        # JSON alone says nothing on the way either: whoever reads it is a program.
+        with nullcontext() if quiet or as_json else Progress() as progress:
+            summary = run.extract(
+                source,
+                forward,
+                output,
+                format=format,
+                storage=storage,
+                prompt_column=prompt_column,
+                id_column=id_column,
+                source_format=source_format,
+                duplicate_ids=duplicate_ids,
+                profile="reference" if reference else "default",
+                raw=raw,
+                rows_per_shard=rows_per_shard,
+                fail_fast=fail_fast,
+                cache_dir=cache_dir,
+                on_progress=progress,
+                **settings,
+            )
+        if as_json:
+            print(json.dumps(asdict(summary)))
+        elif not quiet:
+            _print(summary)
+    if summary.failed:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A folder that extract wrote to.")],
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Print what a folder of features holds: rows, model, settings and versions.
+
+    Example: prefill-router inspect features
+    """
+    with one_line_errors(traceback):
+        manifest = read.load(folder).manifest
+        shards = manifest.shards.values()
+        counts = {
+            name: sum(getattr(shard, name) for shard in shards) for name in ("rows", "failed", "truncated", "tokens")
+        }
+        described = counts | {"shards": len(shards), "complete": manifest.complete, "source": manifest.source}
+        described |= manifest.settings
+        if as_json:
+            print(json.dumps(described))
+            return
+        for name, value in described.items():
+            for label, text in _lines(name, value):
+                print(f"{label:>22}  {text}")
+
+
+def _lines(name: str, value: Any) -> list[tuple[str, str]]:
+    """A value as labelled lines; dicts one line a key."""
+    if isinstance(value, dict) and value:
+        return [line for key, inner in value.items() for line in _lines(f"{name}.{key}", inner)]
+    if isinstance(value, list):
+        value = ", ".join(map(str, value))
+    return [(name, "-" if value in (None, {}) else str(value))]
+
+
+def _print(summary: Summary) -> None:
+    resumed = f", {summary.resumed} of them from before" if summary.resumed else ""
+    counts = f"{summary.tokens} tokens, {summary.truncated} truncated, {summary.failed} failed"
+    print(f"{summary.rows} rows{resumed}: {counts}", file=sys.stderr)
+    speed = f"{summary.rows_per_second:.1f} rows/s, {summary.tokens_per_second:.0f} tokens/s"
+    device = f", {summary.peak_device_memory / 2**20:.0f} MiB on devices" if summary.peak_device_memory else ""
+    memory = f"peak memory {summary.peak_memory / 2**20:.0f} MiB{device}"
+    print(f"{summary.seconds:.1f} s: {speed}, {memory}", file=sys.stderr)
+    print(summary.output)

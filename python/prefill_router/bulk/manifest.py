@@ -1,0 +1,100 @@
+"""The manifest: which shards of an output are complete, and what they are. Replaced as a whole after every shard."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import atomic
+from .problems import invalid
+
+NAME = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file that is on the disk.
+
+    Attributes:
+        file: its name.
+        first_row: number of its first row.
+        rows: how many it holds.
+        failed: how many of them failed.
+        truncated: how many had tokens cut.
+        tokens: that the model saw.
+        sha256: of the file.
+        source_sha256: of the ids and prompts that its rows come from.
+    """
+
+    file: str
+    first_row: int
+    rows: int
+    failed: int
+    truncated: int
+    tokens: int
+    sha256: str
+    source_sha256: str
+
+
+@dataclass
+class Manifest:
+    """What an output folder holds.
+
+    Attributes:
+        format: a key of `formats.FORMATS`.
+        rows_per_shard: rows of every shard but the last.
+        window: rows that went to the engine at once.
+        features: model, settings and versions; see `header`.
+        source: name and columns of what was read.
+        shards: by number; the numbers between may be missing while a run goes on.
+        complete: whether the source came to its end.
+    """
+
+    format: str
+    rows_per_shard: int
+    window: int
+    features: dict[str, Any]
+    source: dict[str, Any]
+    shards: dict[int, Shard] = field(default_factory=dict)
+    complete: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that a run that goes on must share."""
+        sizes = {"format": self.format, "rows_per_shard": self.rows_per_shard, "window": self.window}
+        return sizes | self.features
+
+    def save(self, folder: Path) -> None:
+        """Puts it in place. Raises OSError if the disk does not take it; the older one stays."""
+        content = {"schema_version": SCHEMA_VERSION} | asdict(self)
+        content["shards"] = [asdict(self.shards[number]) for number in sorted(self.shards)]
+        atomic.write(folder / NAME, lambda file: file.write(json.dumps(content, indent=1).encode() + b"\n"))
+
+    @staticmethod
+    def read(folder: Path) -> Manifest | None:
+        """The manifest of a folder; None if it has none.
+
+        Raises:
+            InvalidRequestError: it is of a newer version, or no manifest.
+        """
+        path = folder / NAME
+        try:
+            content = json.loads(path.read_bytes())
+            found = int(content.pop("schema_version"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise invalid("manifest", path, f"one that this program wrote ({error})") from error
+        if found > SCHEMA_VERSION:
+            expected = f"schema version {SCHEMA_VERSION} or older, found {found}; use a newer prefill-router"
+            raise invalid("manifest", path, expected)
+        try:
+            shards = [Shard(**shard) for shard in content.pop("shards")]
+            manifest = Manifest(**content)
+        except (TypeError, KeyError) as error:
+            raise invalid("manifest", path, f"one that this program wrote ({error})") from error
+        manifest.shards = {shard.first_row // manifest.rows_per_shard: shard for shard in shards}
+        return manifest

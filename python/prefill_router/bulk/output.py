@@ -1,0 +1,150 @@
+"""An output folder: what is in it already, whether it may be gone on with, and putting shards in place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import atomic, header
+from .formats import FORMATS
+from .manifest import Manifest, Shard
+from .problems import invalid
+from .rows import Rows, Vectors
+from .windows import Window
+
+
+@dataclass(frozen=True)
+class Made:
+    """A window, and what it became.
+
+    Attributes:
+        window: of the source.
+        rows: its rows, whose vectors are a part of `room`.
+        room: the vectors of all rows of the shard.
+    """
+
+    window: Window
+    rows: Rows
+    room: dict[str, Vectors]
+
+
+class Output:
+    """The folder of one extraction; the caller holds its lock.
+
+    Args:
+        folder: where it is.
+        manifest: what this run is to write.
+
+    Raises:
+        InvalidRequestError: the folder holds an extraction that differs, or something else.
+        OSError: it cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.format = FORMATS[manifest.format]
+        older = Manifest.read(folder)
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink()
+        if older is None:
+            if any(folder.glob("shard-*")):
+                raise invalid("output", folder, "a folder without shards, or with the manifest that belongs to them")
+        else:
+            changed = header.differences(older.settings, manifest.settings)
+            if changed:
+                expected = f"the settings it was begun with, or another folder: {'; '.join(changed)}"
+                raise invalid("output", folder, expected)
+            manifest.shards = older.shards
+        self.whole = {
+            number: shard
+            for number, shard in manifest.shards.items()
+            if atomic.sha256(folder / shard.file) == shard.sha256
+        }
+        manifest.complete = older is not None and older.complete and len(self.whole) == len(manifest.shards)
+        manifest.save(folder)
+
+    def missing(self, windows: Iterator[Window]) -> Iterator[Window]:
+        """Those windows whose shards are not there; the others are compared with what the shards were made of.
+
+        Raises:
+            InvalidRequestError: the source has other rows than it had.
+        """
+        size = self.manifest.rows_per_shard
+        expected = max((shard.first_row + shard.rows for shard in self.manifest.shards.values()), default=0)
+        end = 0
+        held: list[Window] = []
+        for window in windows:
+            end = window.first + len(window.prompts)
+            shard = self.whole.get(window.first // size)
+            if shard is None:
+                yield window
+                continue
+            held.append(window)
+            if end - shard.first_row >= shard.rows:
+                self._check_source(held, shard)
+                if end - shard.first_row > shard.rows:
+                    # The source has grown: its last shard is made again, with the rows that were added.
+                    del self.whole[window.first // size]
+                    yield from held
+                held = []
+        if end < expected:
+            raise invalid("source", self.manifest.source["name"], f"the {expected} rows it had, found {end}")
+
+    def put(self, parts: Sequence[Made]) -> None:
+        """Writes a shard, then the manifest that names it.
+
+        Args:
+            parts: all of its windows, and what they became.
+
+        Raises:
+            InvalidRequestError: in place of a damaged shard, if the source has other rows than it had.
+            OSError: the disk does not take it.
+        """
+        windows = [made.window for made in parts]
+        count = sum(len(made.rows) for made in parts)
+        vectors = {name: block[:count] for name, block in parts[0].room.items()}
+        rows = Rows.joined([made.rows for made in parts], vectors)
+        number = rows.first // self.manifest.rows_per_shard
+        older = self.manifest.shards.get(number)
+        if older is not None and older.rows <= len(rows):
+            self._check_source(windows, older)
+        name = f"shard-{number:06}{self.format.suffix}"
+        features = self.manifest.features
+        checksum = atomic.write(self.folder / name, lambda file: self.format.write(rows, features, file))
+        self.manifest.shards[number] = Shard(
+            file=name,
+            first_row=rows.first,
+            rows=len(rows),
+            failed=len(rows.errors),
+            truncated=int(rows.truncated.sum()),
+            tokens=int(rows.used.sum()),
+            sha256=checksum,
+            source_sha256=_identity(windows, len(rows)),
+        )
+        self.manifest.complete = False
+        self.manifest.save(self.folder)
+
+    def finish(self) -> None:
+        """Marks the source as read to its end."""
+        if not self.manifest.complete:
+            self.manifest.complete = True
+            self.manifest.save(self.folder)
+
+    def _check_source(self, windows: Sequence[Window], shard: Shard) -> None:
+        if _identity(windows, shard.rows) != shard.source_sha256:
+            last = shard.first_row + shard.rows - 1
+            expected = f"the ids and prompts that rows {shard.first_row} to {last} had, or another output folder"
+            raise invalid("source", self.manifest.source["name"], expected)
+
+
+def _identity(windows: Sequence[Window], rows: int) -> str:
+    """Hash of the first so many rows."""
+    digest = hashlib.sha256()
+    for window in windows:
+        taken = min(rows, len(window.prompts))
+        digest.update(window.identity(taken))
+        rows -= taken
+    return digest.hexdigest()

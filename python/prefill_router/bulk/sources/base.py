@@ -1,0 +1,99 @@
+"""What every source gives: batches of ids and prompts, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..problems import invalid
+
+ROWS_PER_BATCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """Stands where a row holds no prompt or no id; the row is recorded as failed."""
+
+    value: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive rows. `ids` is None where the source names none."""
+
+    ids: Sequence[Any] | None
+    prompts: Sequence[Any]
+
+
+@dataclass
+class Source:
+    """An open source.
+
+    Attributes:
+        name: for people; never a path.
+        batches: can be gone through once.
+        fraction: how much has been read, 0 to 1; 0 where nobody knows.
+        close: gives the file back, at the end or before it.
+    """
+
+    name: str
+    batches: Iterable[Batch]
+    fraction: Callable[[], float] = lambda: 0.0
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are read.
+
+    Attributes:
+        prompt: the column of prompts: text, or a list of messages.
+        id: the column that names rows; None is the column `id` where there is one.
+    """
+
+    prompt: str = "prompt"
+    id: str | None = None
+
+    def found(self, there: Iterable[str], source: str) -> str | None:
+        """The id column to use.
+
+        Raises:
+            InvalidRequestError: a column is missing; the message lists those that are there.
+        """
+        names = list(there)
+        for field, column in (("prompt_column", self.prompt), ("id_column", self.id)):
+            if column is not None and column not in names:
+                raise invalid(field, column, f"a column of {source}: {', '.join(map(str, names)) or 'it has none'}")
+        return self.id if self.id is not None else "id" if "id" in names else None
+
+
+def from_records(records: Iterator[Any], columns: Columns, source: str) -> Iterator[Batch]:
+    """Batches of rows that come one by one: a mapping of columns, or a `Bad` in its place.
+
+    The first mapping decides which columns there are; a later one that lacks them is a row that failed.
+    """
+    id_column: str | None = None
+    known = False
+    ids: list[Any] = []
+    prompts: list[Any] = []
+    for record in records:
+        if isinstance(record, Mapping):
+            if not known:
+                id_column, known = columns.found(record, source), True
+            prompts.append(_field(record, columns.prompt))
+            ids.append(None if id_column is None else _field(record, id_column))
+        else:
+            prompts.append(record)
+            ids.append(None)
+        if len(prompts) == ROWS_PER_BATCH:
+            yield Batch(ids if id_column is not None else None, prompts)
+            ids, prompts = [], []
+    yield Batch(ids if id_column is not None else None, prompts)
+
+
+def _field(record: Mapping[str, Any], name: str) -> Any:
+    if name in record:
+        return record[name]
+    return Bad(", ".join(map(str, record)) or "no fields", f"a field `{name}`")

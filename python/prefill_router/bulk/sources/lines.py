@@ -1,0 +1,85 @@
+"""Sources of lines: plain text, a prompt a line, and JSONL. Blank lines are no rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..problems import invalid
+from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, from_records
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def read(path: Path, columns: Columns, source_format: str) -> Source:
+    """A file of lines. Raises OSError if it cannot be opened."""
+    file = path.open("rb")
+    size = os.fstat(file.fileno()).st_size
+
+    opened = _source(path.name, file, columns, source_format)
+    opened.fraction, opened.close = lambda: file.tell() / max(size, 1), file.close
+    return opened
+
+
+def read_stdin(columns: Columns, source_format: str | None) -> Source:
+    """Lines of stdin; JSONL if the first line is a JSON object, unless the format is given."""
+    file: BinaryIO = sys.stdin.buffer
+    if source_format not in (None, "text", "jsonl"):
+        raise invalid("source_format", source_format, "text or jsonl on stdin")
+    if source_format is not None:
+        return _source("stdin", file, columns, source_format)
+    first = next((line for line in file if line.removeprefix(_BOM).strip()), b"")
+    source_format = "jsonl" if isinstance(_from_json(1, _decode(1, first.removeprefix(_BOM))), dict) else "text"
+    return _source("stdin", chain([first], file), columns, source_format)
+
+
+def _source(name: str, file: Iterable[bytes], columns: Columns, source_format: str) -> Source:
+    texts = _texts(file)
+    if source_format == "text":
+        return Source(name, _batches(text for _, text in texts))
+    records = (text if isinstance(text, Bad) else _from_json(line, text) for line, text in texts)
+    return Source(name, from_records(records, columns, name))
+
+
+def _texts(file: Iterable[bytes]) -> Iterator[tuple[int, str | Bad]]:
+    """Line number, counted from 1, and text of every line that is not blank."""
+    for line, raw in enumerate(file, start=1):
+        if line == 1:
+            raw = raw.removeprefix(_BOM)
+        if raw.strip():
+            yield line, _decode(line, raw)
+
+
+def _decode(line: int, raw: bytes) -> str | Bad:
+    try:
+        return raw.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        return Bad(f"line {line}", f"UTF-8 text ({error.reason} at byte {error.start})")
+
+
+def _from_json(line: int, text: str | Bad) -> Any:
+    try:
+        value = text if isinstance(text, Bad) else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Bad(f"line {line}", f"JSON ({error})")
+    return value if isinstance(value, dict | Bad) else Bad(f"line {line}", f"a JSON object, not {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _batches(prompts: Iterator[Any]) -> Iterator[Batch]:
+    part: list[Any] = []
+    for prompt in prompts:
+        part.append(prompt)
+        if len(part) == ROWS_PER_BATCH:
+            yield Batch(None, part)
+            part = []
+    yield Batch(None, part)

@@ -1,0 +1,46 @@
+"""Sources that are objects of the calling program: `datasets`, Arrow tables and data frames, iterables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..problems import invalid
+from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, from_records
+
+
+def read(source: Any, columns: Columns) -> Source:
+    """Opens whatever it is.
+
+    Raises:
+        InvalidRequestError: rows cannot be taken from it in an order.
+    """
+    name = type(source).__name__
+    if callable(getattr(source, "iter", None)):
+        return Source(name, _from_dataset(source, columns, name))
+    if hasattr(source, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        from .tables import from_arrow
+
+        reader = pa.RecordBatchReader.from_stream(source)
+        return from_arrow(reader, columns, name, reader.schema.names)
+    if isinstance(source, bytes | Mapping | set | frozenset) or not isinstance(source, Iterable):
+        expected = "a file, a split of a dataset, an Arrow table or an iterable of dicts or prompts, in an order"
+        raise invalid("source", name, expected)
+    return Source(name, from_records(_records(source), columns, name))
+
+
+def _records(source: Iterable[Any]) -> Iterator[Any]:
+    """Mappings are rows; everything else is a prompt."""
+    for item in source:
+        yield Bad("None", "a prompt") if item is None else item
+
+
+def _from_dataset(dataset: Any, columns: Columns, name: str) -> Iterator[Batch]:
+    """`datasets.Dataset` and `datasets.IterableDataset`, whose batches are columns of lists."""
+    id_column: str | None = None
+    for at, batch in enumerate(dataset.iter(batch_size=ROWS_PER_BATCH)):
+        if at == 0:
+            id_column = columns.found(batch, name)
+        yield Batch(None if id_column is None else batch[id_column], batch[columns.prompt])

@@ -1,0 +1,120 @@
+"""From batches of a source to windows: the rows that go to the engine in one request.
+
+Windows are cut at multiples of the window size counted from the start of each shard, never from where a run began, so
+the same rows share a forward whenever a shard is made, and its bits are the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefill_router.errors import PrefillError
+
+from .ids import SeenIds
+from .problems import invalid
+from .sources import Bad, Batch, Source
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive rows of the source.
+
+    Attributes:
+        first: number of the first row.
+        ids: one per row.
+        prompts: one per row; None where the row holds none.
+        errors: by index, what is wrong with the rows that hold none.
+    """
+
+    first: int
+    ids: list[str]
+    prompts: list[Any]
+    errors: dict[int, PrefillError] = field(default_factory=dict)
+
+    def identity(self, rows: int) -> bytes:
+        """What the first so many rows are, for a running hash: the same however rows are cut into windows."""
+        pairs = [
+            (name, str(self.errors[index]) if index in self.errors else prompt)
+            for index, (name, prompt) in enumerate(zip(self.ids[:rows], self.prompts[:rows], strict=True))
+        ]
+        try:
+            text = json.dumps(pairs, separators=(",", ":"), default=repr)
+        except (TypeError, ValueError, RecursionError):  # keys that are no JSON, or an object inside itself
+            text = f"[{','.join(map(repr, pairs))}]"
+        return text[1:-1].encode() + b","
+
+
+def windows(source: Source, rows_per_shard: int, size: int, duplicate_ids: str = "error") -> Iterator[Window]:
+    """Cuts a source into windows.
+
+    Args:
+        source: an open one.
+        rows_per_shard: a window never reaches across a multiple of it.
+        size: rows of a full window.
+        duplicate_ids: "error" or "allow".
+
+    Raises:
+        InvalidRequestError: an id comes twice.
+    """
+    seen = SeenIds() if duplicate_ids == "error" else None
+    row = 0
+    for ids, prompts in _cut(iter(source.batches), rows_per_shard, size):
+        window = _window(row, ids, prompts)
+        if seen is not None and ids is not None:
+            twice = seen.add(row, window.ids)
+            if twice is not None:
+                name = window.ids[twice[0] - row]
+                expected = f"ids that differ, and row {twice[1]} has it too; pass duplicate_ids=allow to keep both"
+                raise invalid("id", name, expected, twice[0])
+        yield window
+        row += len(prompts)
+
+
+def _cut(batches: Iterator[Batch], rows_per_shard: int, size: int) -> Iterator[tuple[list[Any] | None, list[Any]]]:
+    row = 0
+    ids: list[Any] | None = []
+    prompts: list[Any] = []
+
+    def take(count: int) -> tuple[list[Any] | None, list[Any]]:
+        nonlocal ids, prompts, row
+        part = (None if ids is None else ids[:count], prompts[:count])
+        ids, prompts = None if ids is None else ids[count:], prompts[count:]
+        row += count
+        return part
+
+    def room() -> int:
+        return min(size, rows_per_shard - row % rows_per_shard)
+
+    for batch in batches:
+        prompts.extend(batch.prompts)
+        # A source names all of its rows or none.
+        ids = None if batch.ids is None or ids is None else [*ids, *batch.ids]
+        while len(prompts) >= room():
+            yield take(room())
+    if prompts:
+        yield take(len(prompts))
+
+
+def _window(first: int, ids: list[Any] | None, prompts: list[Any]) -> Window:
+    rows = range(first, first + len(prompts))
+    errors: dict[int, PrefillError] = {}
+    names = list(map(str, rows)) if ids is None else [name if type(name) is str else "" for name in ids]
+    for index, name in enumerate(ids or ()):
+        if type(name) is str:
+            continue
+        if name is None or isinstance(name, Bad | list | dict | float | bool):
+            # Row numbers stand in, and are marked as such: an id that could be another row's would join wrongly.
+            names[index] = f"row {first + index}"
+            bad = name if isinstance(name, Bad) else Bad(str(name), "text or a whole number as the id")
+            errors[index] = invalid("id", bad.value, bad.expected, first + index)
+        else:
+            names[index] = str(name)
+    for index, prompt in enumerate(prompts):
+        if prompt is None or isinstance(prompt, Bad):
+            bad = prompt or Bad("null", "a prompt: text or a list of messages")
+            errors[index] = invalid("prompt", bad.value, bad.expected, first + index)
+    kept = [None if index in errors else prompt for index, prompt in enumerate(prompts)] if errors else prompts
+    return Window(first, names, kept, errors)
