@@ -22,6 +22,7 @@ mod parity;
 mod rows;
 mod service;
 mod situations;
+mod soak;
 mod sources;
 mod surrogates;
 mod threads;
