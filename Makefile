@@ -14,7 +14,7 @@ export PREFILL_ROUTER_TEST_CACHE ?= $(CURDIR)/target/test-models
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .PHONY: setup
 setup: $(filter target/%,$(UV)) ## Make .venv with everything, the compiled package included
@@ -43,9 +43,9 @@ test-python: setup ## The wheel
 test-all: test ## The tests, and the sweep over every architecture
 	PREFILL_ROUTER_SWEEP=all $(PYTHON) -m pytest tests/sweep
 
-.PHONY: test-soak
-test-soak: setup ## What takes minutes: fifty fresh processes that load in many threads at once
-	cargo test --locked --test rust -- --ignored soak_
+.PHONY: soak
+soak: setup ## Many callers for ten minutes (SOAK_SECONDS), memory watched; fifty fresh processes that load at once
+	cargo test --locked --test rust -- --ignored --nocapture --test-threads=1 soak_
 
 .PHONY: test-kill
 test-kill: setup ## 200 bulk runs killed at random instants, and gone on with
@@ -81,6 +81,11 @@ bench-hybrid: setup ## Speed on the shape of Qwen3.5-0.8B with random weights (3
 .PHONY: bench-bulk
 bench-bulk: setup ## Bulk extraction beside the bare engine, and 100,000 rows without a model (PROMPTS=file.jsonl, minutes)
 	$(PYTHON) benches/bulk.py "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
+
+.PHONY: bench-serving
+bench-serving: setup ## Thirty-two callers, a mutex against the queue; what the queue itself costs (PROMPTS=file.jsonl)
+	cargo bench --locked --bench serving -- "$$($(PYTHON) tests/fixtures/smollm2.py)" $(if $(PROMPTS),--prompts $(PROMPTS))
+	cargo bench --locked --bench queue
 
 .PHONY: docs
 docs: setup ## The crate's documentation, in target/doc

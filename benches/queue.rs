@@ -1,10 +1,10 @@
 //! What the queue costs, with a backend that costs next to nothing.
 //!
-//!     cargo bench --bench queue [--no-default-features] [-- --seconds 5]
+//!     cargo bench --bench queue [--no-default-features] [-- --seconds 3 --overload 30]
 //!
-//! Three situations, each for that many seconds: many requests outstanding (throughput and cost per request), callers
-//! that block (one, and 32), and ten times the requests that the backend can serve (what a refusal costs, and whether
-//! memory grows). The backend's own time is measured by itself and printed beside.
+//! Three situations: many requests outstanding (throughput and cost per request), callers that block (one, and 32), and
+//! for `--overload` seconds ten times the requests that the backend can serve (what a refusal costs, and whether memory
+//! grows). The backend's own time is measured by itself and printed beside.
 #![allow(clippy::cast_precision_loss)] // a few seconds hold no more requests than an f64 counts
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ const SUBMITTERS: usize = 2;
 const OUTSTANDING: usize = 256;
 
 fn main() {
-    let seconds = seconds();
+    let seconds = seconds("--seconds", 3.0);
     let fake = FakeForward::new(2, 4);
     let request = Arc::new(ForwardRequest::new([Prompt::Tokens(vec![1, 2, 3])]).expect("valid"));
 
@@ -56,15 +56,14 @@ fn main() {
         );
     }
 
-    overload(&fake, &request, seconds);
+    overload(&fake, &request, self::seconds("--overload", 30.0));
 }
 
-/// The argument of `--seconds`, or 3.
-fn seconds() -> Duration {
-    let mut arguments = std::env::args().skip_while(|argument| argument != "--seconds").skip(1);
-    let seconds =
-        arguments.next().map(|seconds| seconds.parse().expect("--seconds takes a number"));
-    Duration::from_secs_f64(seconds.unwrap_or(3.0))
+/// The argument of a flag.
+fn seconds(flag: &str, default: f64) -> Duration {
+    let mut arguments = std::env::args().skip_while(|argument| argument != flag).skip(1);
+    let seconds = arguments.next().map(|seconds| seconds.parse().expect("a number of seconds"));
+    Duration::from_secs_f64(seconds.unwrap_or(default))
 }
 
 fn spawn(fake: FakeForward, config: BatchedConfig) -> Handle {

@@ -16,10 +16,10 @@ use crate::compare::{bits, too_far};
 use crate::fixtures::{case, environment, forward};
 use crate::variants::{folder, prompts, truth};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The result of `work`, done in a thread of its own.
-fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     thread::spawn(move || sender.send(work()));
     receiver.recv_timeout(PATIENCE).expect("the work hangs or has panicked")
@@ -30,7 +30,7 @@ fn built(builder: ForwardRequestBuilder) -> ForwardRequest {
 }
 
 /// Requests that differ in everything that may differ within a run, some of them wrong in themselves.
-fn mixed() -> Vec<ForwardRequest> {
+pub fn mixed() -> Vec<ForwardRequest> {
     let says = Message::new;
     let texts = &case("llama").prompts;
     let kwargs = || serde_json::Map::from_iter([("enable_thinking".to_owned(), json!(false))]);
@@ -61,7 +61,7 @@ fn mixed() -> Vec<ForwardRequest> {
 }
 
 /// The same layers, poolings, receipts and errors, and the same numbers within rounding.
-fn assert_as_alone(answer: &Result<ForwardOutput>, alone: &Result<ForwardOutput>, what: usize) {
+pub fn assert_as_alone(answer: &Result<ForwardOutput>, alone: &Result<ForwardOutput>, what: usize) {
     let (Ok(answer), Ok(alone)) = (answer, alone) else {
         assert_eq!(answer, alone, "request {what}");
         return;
@@ -78,7 +78,7 @@ fn assert_as_alone(answer: &Result<ForwardOutput>, alone: &Result<ForwardOutput>
     }
 }
 
-fn each_alone(requests: &[ForwardRequest]) -> Vec<Result<ForwardOutput>> {
+pub fn each_alone(requests: &[ForwardRequest]) -> Vec<Result<ForwardOutput>> {
     let mut forward = case("llama").forward();
     requests.iter().map(|request| forward.forward(request)).collect()
 }
@@ -240,7 +240,7 @@ fn first_requests_at_once_load_one_model() {
 }
 
 #[test]
-#[ignore = "takes minutes: make test-soak"]
+#[ignore = "takes minutes: make soak"]
 fn soak_fifty_fresh_processes_load_at_once() {
     for _ in 0..50 {
         fresh_process();

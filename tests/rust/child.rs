@@ -1,6 +1,6 @@
-//! Processes of their own: this test binary started again, with one of the mains in `situations`.
+//! Processes of their own: this test binary started again, with one of the mains in `situations`, or an example.
 //!
-//! A child says what it has to say in lines that begin with `child: `, and never outlives its test.
+//! A child says what it has to say in lines, which begin with `child: ` where it is this binary, and never outlives its test.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child as Process, Command, ExitStatus, Stdio};
@@ -33,10 +33,22 @@ impl Child {
             .args(["situations::main", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .current_dir(root())
             .env(SITUATION, situation)
-            .env(ARGUMENTS, arguments.to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .env(ARGUMENTS, arguments.to_string());
+        // The test harness may have written in front of it.
+        Self::spawn(command, "child: ", setup)
+    }
+
+    /// Starts an example of the crate, whose every line is something it says.
+    pub fn example(name: &str, arguments: &[&str], setup: impl FnOnce(&mut Command)) -> Self {
+        // Cargo builds it if need be, and becomes it.
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["run", "--quiet", "--locked", "--example", name, "--"]).args(arguments);
+        command.current_dir(root());
+        Self::spawn(command, "", setup)
+    }
+
+    fn spawn(mut command: Command, mark: &'static str, setup: impl FnOnce(&mut Command)) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         keep_bytecode(&mut command);
         // Cargo sets the first; the others are for the test at hand to set.
         for name in [
@@ -55,8 +67,7 @@ impl Child {
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // The test harness may have written in front of it.
-                if let Some((_, said)) = line.split_once("child: ") {
+                if let Some((_, said)) = line.split_once(mark) {
                     drop(sender.send(said.to_owned()));
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! `fixtures` and `variants` bring models and the truth, which Python code makes that shares nothing with
 //! the product. `folders`, `weights` and `compare` are tools. `child` starts this binary again, with a
-//! main of `situations`, for what needs a process of its own. Everything else is tests.
+//! main of `situations`, or an example, for what needs a process of its own. Everything else is tests.
 #![cfg(feature = "transformers")]
 
 mod batching;
@@ -21,7 +21,9 @@ mod overflow;
 mod padding;
 mod parity;
 mod rows;
+mod service;
 mod situations;
+mod soak;
 mod sources;
 mod surrogates;
 mod threads;
