@@ -68,7 +68,8 @@ def extract(
         raw: whether texts bypass the chat template.
         rows_per_shard: rows of a file; None is 2048, or fewer where these take more than 128 MiB.
         fail_fast: whether to stop at the first row that fails.
-        cache_dir: where a `TransformersForward` of a hub id keeps its files, if not in huggingface_hub's folder.
+        cache_dir: where the files of a hub id are kept, if not in huggingface_hub's own folder; the same as that of the
+            `TransformersForward`, where one is given.
         on_progress: called after every window.
         settings: keyword arguments of `ForwardRequest`.
 
@@ -87,7 +88,7 @@ def extract(
     plan.rows_per_shard(rows_per_shard, 1)
     _check_duplicates(duplicate_ids)
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
-    forward = _forward(model)
+    forward = _forward(model, cache_dir)
     with closing(opened), locked(Path(output)):
         about = header(request, forward.model(), request.layers(forward), cache_dir)
         formats.check(format, about)
@@ -192,8 +193,8 @@ def _shards(
         yield pending
 
 
-def _forward(model: str | os.PathLike[str] | Forward) -> Forward:
-    return pr.TransformersForward(model) if isinstance(model, str | os.PathLike) else model
+def _forward(model: str | os.PathLike[str] | Forward, cache_dir: str | os.PathLike[str] | None = None) -> Forward:
+    return pr.TransformersForward(model, cache_dir=cache_dir) if isinstance(model, str | os.PathLike) else model
 
 
 def _check_duplicates(value: str) -> None:
