@@ -2,9 +2,9 @@
 
     import prefill_router.ray
 
-    prefill_router.ray.extract("prompts.jsonl", "Qwen/Qwen3-0.6B", "/shared/features", workers=8)
+    prefill_router.ray.extract("prompts.jsonl", "Qwen/Qwen3-0.6B", "features", workers=8)
 
-Needs the extra `ray`. What a row is, how it fails and what its columns hold is decided in `bulk`; this module knows Ray.
+Needs the extra `ray`. What a row is, how it fails and what its columns hold is decided in `bulk`; here Ray is known.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Encoder:
 
 
 class _WindowEncoder(Encoder):
-    """Encodes windows that were cut before Ray saw them, a window a row: what shares a forward is not Ray's to choose."""
+    """Encodes windows, one a row, cut before Ray saw them: what shares a forward is not Ray's to choose."""
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         tables = []
@@ -166,8 +166,8 @@ def extract(
     same hardware with as many threads. Rows keep their order either way.
 
     Args:
-        source: a `ray.data.Dataset`, or a source as for `prefill_router.extract`; its prompts must fit into Ray's object
-            store, disk included.
+        source: a `ray.data.Dataset`, or a source as for `prefill_router.extract`, whose prompts Ray's object store
+            must be able to hold, on disk where it spills.
         model: hub id or folder, which every worker can read.
         output: a folder or URI for Parquet files, new or empty; None returns the dataset, not run yet.
         workers: how many; each has a GPU of its own, or else CPUs. None is the number of GPUs, on CPUs 1.
