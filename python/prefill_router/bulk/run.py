@@ -73,7 +73,8 @@ def extract(
             shards; the files are those of one device. Needs the name of a model, and the caller's script to be
             importable (`if __name__ == "__main__":`), for the processes are spawned.
         model_options: keyword arguments of `TransformersForward`, if `model` is a name.
-        cache_dir: where a `TransformersForward` of a hub id keeps its files, if not in huggingface_hub's folder.
+        cache_dir: where the files of a hub id are kept, if not in huggingface_hub's own folder; the same as that of the
+            `TransformersForward`, where one is given.
         on_progress: called after every window.
         settings: keyword arguments of `ForwardRequest`.
 
@@ -93,7 +94,7 @@ def extract(
     plan.rows_per_shard(rows_per_shard, 1)
     _check_duplicates(duplicate_ids)
     options = dict(model_options or {})
-    cache_dir = options.get("cache_dir", cache_dir)
+    cache_dir = options.pop("cache_dir", None) or cache_dir
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
     with ExitStack() as stack:
         stack.callback(opened.close)
@@ -102,7 +103,7 @@ def extract(
             workers = stack.enter_context(Workers(request, model, options, devices, cache_dir, held))
             about = workers.header()
         else:
-            forward = _forward(model, options)
+            forward = _forward(model, cache_dir, options)
             about = header(request, forward.model(), request.layers(forward), cache_dir)
         formats.check(format, about)
         layers, hidden = about["layers"], about["model"]["hidden_dim"]
@@ -158,7 +159,7 @@ def iterate(
     if window < 1:
         raise invalid("window", window, "a number above 0")
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
-    forward = _forward(model, {})
+    forward = _forward(model, None, {})
     with closing(opened):
         layers, hidden = request.layers(forward), forward.model().hidden_dim
         todo = windows(opened, window, window, duplicate_ids)
@@ -167,9 +168,11 @@ def iterate(
                 yield made.rows
 
 
-def _forward(model: str | os.PathLike[str] | Forward, options: Mapping[str, Any]) -> Forward:
+def _forward(
+    model: str | os.PathLike[str] | Forward, cache_dir: str | os.PathLike[str] | None, options: Mapping[str, Any]
+) -> Forward:
     if isinstance(model, str | os.PathLike):
-        return pr.TransformersForward(model, **options)
+        return pr.TransformersForward(model, cache_dir=cache_dir, **options)
     if options:
         raise invalid("model_options", dict(options), "none with a model that is open already")
     return model

@@ -196,7 +196,7 @@ def _main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        forward = pr.TransformersForward(model, **options)
+        forward = pr.TransformersForward(model, cache_dir=cache_dir, **options)
         about = header(request, forward.model(), request.layers(forward), cache_dir)
         connection.send(("ready", about))
         folder, manifest, fail_fast = connection.recv()

@@ -98,7 +98,8 @@ def report(*values):
 
 if __name__ == "__main__":
     prompts = (str(number) for number in range(10**9))
-    pr.extract(prompts, {str(tiny_folder("llama"))!r}, {str(tmp_path / "out")!r}, devices={TWO}, on_progress=report, rows_per_shard=16)
+    settings = {{"devices": {TWO}, "rows_per_shard": 16, "on_progress": report}}
+    pr.extract(prompts, {str(tiny_folder("llama"))!r}, {str(tmp_path / "out")!r}, **settings)
 """)
     run = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
