@@ -27,6 +27,10 @@ target/uv/bin/uv:
 demo: setup ## Features of a few prompts from a real model, and which prompts are alike
 	$(PYTHON) examples/demo.py "$$($(PYTHON) tests/fixtures/smollm2.py)"
 
+.PHONY: probe
+probe: setup ## From a CSV of labelled prompts to a probe per layer, on the same model
+	$(PYTHON) examples/probe.py "$$($(PYTHON) tests/fixtures/smollm2.py)"
+
 .PHONY: test
 test: test-rust test-python ## Every test, Rust and Python
 

@@ -35,6 +35,10 @@ impl Raw {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!("Raw({})", PyString::new(py, &self.text).repr()?))
     }
+
+    fn __getnewargs__(&self) -> (&str,) {
+        (&self.text,)
+    }
 }
 
 /// A prompt that is tokenized already.
@@ -74,6 +78,10 @@ impl Tokens {
 
     fn __repr__(&self) -> String {
         format!("Tokens({:?})", self.ids)
+    }
+
+    fn __getnewargs__(&self) -> (Vec<u32>,) {
+        (self.ids.clone(),)
     }
 }
 

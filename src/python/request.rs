@@ -38,6 +38,10 @@ impl Packed {
     fn __repr__(&self) -> String {
         format!("Packed(max_tokens={})", self.max_tokens)
     }
+
+    fn __getnewargs__(&self) -> (usize,) {
+        (self.max_tokens,)
+    }
 }
 
 /// Batches of a fixed number of prompts.
@@ -62,6 +66,10 @@ impl Padded {
 
     fn __repr__(&self) -> String {
         format!("Padded(batch_size={})", self.batch_size)
+    }
+
+    fn __getnewargs__(&self) -> (usize,) {
+        (self.batch_size,)
     }
 }
 

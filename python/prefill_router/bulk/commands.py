@@ -68,6 +68,9 @@ def extract(
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row that fails.")] = False,
     revision: Revision = None,
     device: Device = None,
+    devices: Annotated[
+        str | None, typer.Option(help="A list such as cuda:0,cuda:1: a process each, which share the shards.")
+    ] = None,
     dtype: Dtype = None,
     cache_dir: CacheDir = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -98,12 +101,14 @@ def extract(
             "batching": None if max_tokens is None else pr.Packed(max_tokens),
         }
         settings |= {name: value for name, value in given.items() if value is not None}
-        forward = open_forward(model, revision, device, dtype, cache_dir, trust_remote_code, verify)
+        chosen = [name.strip() for name in devices.split(",")] if devices else []
+        options: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype, "cache_dir": cache_dir}
+        options |= {"trust_remote_code": trust_remote_code, "verify": verify}
         # JSON alone says nothing on the way either: whoever reads it is a program.
         with nullcontext() if quiet or as_json else Progress() as progress:
             summary = run.extract(
                 source,
-                forward,
+                model if chosen else open_forward(model, **options),
                 output,
                 format=format,
                 storage=storage,
@@ -115,6 +120,8 @@ def extract(
                 raw=raw,
                 rows_per_shard=rows_per_shard,
                 fail_fast=fail_fast,
+                devices=chosen,
+                model_options=options if chosen else None,
                 cache_dir=cache_dir,
                 on_progress=progress,
                 **settings,

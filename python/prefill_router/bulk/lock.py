@@ -12,8 +12,11 @@ NAME = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[int]:
     """Holds the folder, which is made if it is not there.
+
+    Yields:
+        The file descriptor of the lock: a process that has it too holds the folder as well.
 
     Raises:
         BlockingIOError: another process holds it; the message names its id.
@@ -32,7 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            yield
+            yield file.fileno()
         finally:
             # The file stays: one that is removed could be locked twice. Emptied, it is the same after every run.
             file.truncate(0)

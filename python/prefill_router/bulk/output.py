@@ -45,7 +45,6 @@ class Output:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.format = FORMATS[manifest.format]
         older = Manifest.read(folder)
         for leftover in folder.glob(".*.tmp"):
             leftover.unlink()
@@ -103,27 +102,18 @@ class Output:
             InvalidRequestError: in place of a damaged shard, if the source has other rows than it had.
             OSError: the disk does not take it.
         """
-        windows = [made.window for made in parts]
-        count = sum(len(made.rows) for made in parts)
-        vectors = {name: block[:count] for name, block in parts[0].room.items()}
-        rows = Rows.joined([made.rows for made in parts], vectors)
-        number = rows.first // self.manifest.rows_per_shard
-        older = self.manifest.shards.get(number)
-        if older is not None and older.rows <= len(rows):
+        self.check([made.window for made in parts])
+        self.record(write_shard(self.folder, self.manifest, parts))
+
+    def check(self, windows: Sequence[Window]) -> None:
+        """Raises InvalidRequestError if a shard is to take the place of one that was made of other rows."""
+        older = self.manifest.shards.get(windows[0].first // self.manifest.rows_per_shard)
+        if older is not None and older.rows <= sum(len(window.prompts) for window in windows):
             self._check_source(windows, older)
-        name = f"shard-{number:06}{self.format.suffix}"
-        features = self.manifest.features
-        checksum = atomic.write(self.folder / name, lambda file: self.format.write(rows, features, file))
-        self.manifest.shards[number] = Shard(
-            file=name,
-            first_row=rows.first,
-            rows=len(rows),
-            failed=len(rows.errors),
-            truncated=int(rows.truncated.sum()),
-            tokens=int(rows.used.sum()),
-            sha256=checksum,
-            source_sha256=_identity(windows, len(rows)),
-        )
+
+    def record(self, shard: Shard) -> None:
+        """Names a shard that is on the disk in the manifest."""
+        self.manifest.shards[shard.first_row // self.manifest.rows_per_shard] = shard
         self.manifest.complete = False
         self.manifest.save(self.folder)
 
@@ -138,6 +128,36 @@ class Output:
             last = shard.first_row + shard.rows - 1
             expected = f"the ids and prompts that rows {shard.first_row} to {last} had, or another output folder"
             raise invalid("source", self.manifest.source["name"], expected)
+
+
+def write_shard(folder: Path, manifest: Manifest, parts: Sequence[Made]) -> Shard:
+    """Puts the file of a shard in place.
+
+    Args:
+        folder: the output folder.
+        manifest: its settings; the shard is not entered.
+        parts: all windows of the shard, and what they became.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    windows = [made.window for made in parts]
+    count = sum(len(made.rows) for made in parts)
+    vectors = {name: block[:count] for name, block in parts[0].room.items()}
+    rows = Rows.joined([made.rows for made in parts], vectors)
+    chosen = FORMATS[manifest.format]
+    name = f"shard-{rows.first // manifest.rows_per_shard:06}{chosen.suffix}"
+    checksum = atomic.write(folder / name, lambda file: chosen.write(rows, manifest.features, file))
+    return Shard(
+        file=name,
+        first_row=rows.first,
+        rows=len(rows),
+        failed=len(rows.errors),
+        truncated=int(rows.truncated.sum()),
+        tokens=int(rows.used.sum()),
+        sha256=checksum,
+        source_sha256=_identity(windows, len(rows)),
+    )
 
 
 def _identity(windows: Sequence[Window], rows: int) -> str:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import prefill_router as pr
 
 from . import formats, plan
-from .ahead import in_order
 from .header import header
 from .lock import locked
 from .manifest import Manifest
-from .output import Made, Output
+from .output import Output
+from .pipeline import run_windows, write_shards
 from .problems import invalid
 from .request import Forward, Request
-from .rows import Layer, Rows, Vectors
-from .sources import Columns, Source, open_source
-from .summary import Summary, summarize
-from .windows import Window, windows
-
-OnProgress = Callable[[int, int, int, float], None]
-"""Called with rows done, rows failed, tokens, and the fraction of the source that has been read; 0 is unknown."""
+from .rows import Rows
+from .sources import Columns, open_source
+from .summary import Summary, memory_used, summarize
+from .tally import OnProgress, Tally
+from .windows import windows
+from .workers import Workers
 
 
 def extract(
@@ -43,6 +42,8 @@ def extract(
     raw: bool = False,
     rows_per_shard: int | None = None,
     fail_fast: bool = False,
+    devices: Sequence[str] = (),
+    model_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
     **settings: Any,
@@ -68,6 +69,10 @@ def extract(
         raw: whether texts bypass the chat template.
         rows_per_shard: rows of a file; None is 2048, or fewer where these take more than 128 MiB.
         fail_fast: whether to stop at the first row that fails.
+        devices: torch devices such as ["cuda:0", "cuda:1"], each with a process and a model of its own, that share the
+            shards; the files are those of one device. Needs the name of a model, and the caller's script to be
+            importable (`if __name__ == "__main__":`), for the processes are spawned.
+        model_options: keyword arguments of `TransformersForward`, if `model` is a name.
         cache_dir: where the files of a hub id are kept, if not in huggingface_hub's own folder; the same as that of the
             `TransformersForward`, where one is given.
         on_progress: called after every window.
@@ -79,7 +84,8 @@ def extract(
     Raises:
         PrefillError: of a kind that is no row's fault, or with `fail_fast` a row's; what was written stays.
         BlockingIOError: another process writes to the folder.
-        OSError: the disk is full, or the folder cannot be written to; what was written stays.
+        OSError: the disk is full, the folder cannot be written to, or a process of `devices` was killed
+            (ChildProcessError); what was written stays.
     """
     request = Request(profile, settings, raw, storage)
     request.check()
@@ -87,10 +93,18 @@ def extract(
         raise invalid("format", format, f"one of {', '.join(formats.FORMATS)}")
     plan.rows_per_shard(rows_per_shard, 1)
     _check_duplicates(duplicate_ids)
+    options = dict(model_options or {})
+    cache_dir = options.pop("cache_dir", None) or cache_dir
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
-    forward = _forward(model, cache_dir)
-    with closing(opened), locked(Path(output)):
-        about = header(request, forward.model(), request.layers(forward), cache_dir)
+    with ExitStack() as stack:
+        stack.callback(opened.close)
+        held = stack.enter_context(locked(Path(output)))
+        if devices:
+            workers = stack.enter_context(Workers(request, model, options, devices, cache_dir, held))
+            about = workers.header()
+        else:
+            forward = _forward(model, cache_dir, options)
+            about = header(request, forward.model(), request.layers(forward), cache_dir)
         formats.check(format, about)
         layers, hidden = about["layers"], about["model"]["hidden_dim"]
         shard_rows = plan.rows_per_shard(rows_per_shard, len(about["pooling"]) * len(layers) * hidden * 4)
@@ -99,14 +113,18 @@ def extract(
         folder = Output(Path(output), manifest)
         started = time.perf_counter()
         todo = folder.missing(windows(opened, shard_rows, manifest.window, duplicate_ids))
-        with closing(_run(request, forward, todo, layers, hidden, shard_rows)) as results:
-            shards = _shards(results, shard_rows, fail_fast, on_progress, opened)
-            with closing(in_order(folder.put, shards, threads=1, ahead=1)) as written:
-                for _ in written:
+        tally = Tally(fail_fast, on_progress, opened.fraction)
+        if devices:
+            workers.run(folder, todo, tally)
+        else:
+            shards = write_shards(request, forward, todo, layers, hidden, shard_rows, folder.put, tally.window)
+            with closing(shards):
+                for _ in shards:
                     pass
         folder.finish()
         seconds = time.perf_counter() - started
-        return summarize(Path(output), manifest.shards.values(), folder.whole.values(), seconds)
+        memory = workers.memory if devices else [memory_used()]
+        return summarize(Path(output), manifest.shards.values(), folder.whole.values(), seconds, memory)
 
 
 def iterate(
@@ -141,60 +159,23 @@ def iterate(
     if window < 1:
         raise invalid("window", window, "a number above 0")
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
-    forward = _forward(model)
+    forward = _forward(model, None, {})
     with closing(opened):
         layers, hidden = request.layers(forward), forward.model().hidden_dim
         todo = windows(opened, window, window, duplicate_ids)
-        with closing(_run(request, forward, todo, layers, hidden, window)) as results:
+        with closing(run_windows(request, forward, todo, layers, hidden, window)) as results:
             for made in results:
                 yield made.rows
 
 
-def _run(
-    request: Request, forward: Forward, todo: Iterator[Window], layers: list[Layer], hidden: int, size: int
-) -> Generator[Made]:
-    """Runs windows; those of one shard, of `size` rows, put their vectors into one piece of memory."""
-
-    def with_room() -> Iterator[tuple[Window, dict[str, Vectors]]]:
-        number = -1
-        for window in todo:
-            if window.first // size != number:
-                number, room = window.first // size, request.room(size, layers, hidden)
-            yield window, room
-
-    def run(item: tuple[Window, dict[str, Vectors]]) -> Made:
-        window, room = item
-        start = window.first % size
-        own = {name: block[start : start + len(window.prompts)] for name, block in room.items()}
-        return Made(window, request.run(forward, window, layers, own), room)
-
-    # Two requests at a time: the engine runs one, and tokenizes the other meanwhile.
-    return in_order(run, with_room(), threads=2, ahead=3)
-
-
-def _shards(
-    results: Iterator[Made], size: int, fail_fast: bool, on_progress: OnProgress | None, source: Source
-) -> Iterator[list[Made]]:
-    """Groups windows, which come in order, into shards."""
-    done = failed = tokens = 0
-    pending: list[Made] = []
-    for made in results:
-        rows = made.rows
-        if fail_fast and rows.errors:
-            raise rows.errors[min(rows.errors)]
-        pending.append(made)
-        done, failed, tokens = done + len(rows), failed + len(rows.errors), tokens + int(rows.used.sum())
-        if on_progress is not None:
-            on_progress(done, failed, tokens, source.fraction())
-        if (rows.first + len(rows)) % size == 0:
-            yield pending
-            pending = []
-    if pending:
-        yield pending
-
-
-def _forward(model: str | os.PathLike[str] | Forward, cache_dir: str | os.PathLike[str] | None = None) -> Forward:
-    return pr.TransformersForward(model, cache_dir=cache_dir) if isinstance(model, str | os.PathLike) else model
+def _forward(
+    model: str | os.PathLike[str] | Forward, cache_dir: str | os.PathLike[str] | None, options: Mapping[str, Any]
+) -> Forward:
+    if isinstance(model, str | os.PathLike):
+        return pr.TransformersForward(model, cache_dir=cache_dir, **options)
+    if options:
+        raise invalid("model_options", dict(options), "none with a model that is open already")
+    return model
 
 
 def _check_duplicates(value: str) -> None:

@@ -25,7 +25,7 @@ class Summary:
         seconds: from the first row to the last, without loading the model.
         rows_per_second: of the run.
         tokens_per_second: of the run.
-        peak_memory: of the process, in bytes.
+        peak_memory: of the process, or of all processes of several devices, in bytes.
         peak_device_memory: that torch took on CUDA devices, in bytes; 0 without one.
     """
 
@@ -42,8 +42,11 @@ class Summary:
     peak_device_memory: int
 
 
-def summarize(output: Path, shards: Iterable[Shard], resumed: Iterable[Shard], seconds: float) -> Summary:
-    """The summary of all shards, of which `resumed` were there before."""
+def summarize(
+    output: Path, shards: Iterable[Shard], resumed: Iterable[Shard], seconds: float, memory: Iterable[tuple[int, int]]
+) -> Summary:
+    """The summary of all shards, of which `resumed` were there before; `memory` is `memory_used` of each process."""
+    host, device = map(sum, zip(*memory, strict=True))
     shards, resumed = list(shards), list(resumed)
     rows, tokens = sum(shard.rows for shard in shards), sum(shard.tokens for shard in shards)
     before = sum(shard.rows for shard in resumed)
@@ -57,14 +60,16 @@ def summarize(output: Path, shards: Iterable[Shard], resumed: Iterable[Shard], s
         seconds=seconds,
         rows_per_second=(rows - before) / seconds,
         tokens_per_second=(tokens - sum(shard.tokens for shard in resumed)) / seconds,
-        # Linux counts in KiB, macOS in bytes.
-        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        peak_device_memory=_device_memory(),
+        peak_memory=host,
+        peak_device_memory=device,
     )
 
 
-def _device_memory() -> int:
+def memory_used() -> tuple[int, int]:
+    """The most that this process took, on the host and on CUDA devices, in bytes."""
+    # Linux counts in KiB, macOS in bytes.
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return 0
-    return sum(torch.cuda.max_memory_allocated(device) for device in range(torch.cuda.device_count()))
+        return host, 0
+    return host, sum(torch.cuda.max_memory_allocated(device) for device in range(torch.cuda.device_count()))

@@ -62,7 +62,7 @@ def windows(source: Source, rows_per_shard: int, size: int, duplicate_ids: str =
     seen = SeenIds() if duplicate_ids == "error" else None
     row = 0
     for ids, prompts in _cut(iter(source.batches), rows_per_shard, size):
-        window = _window(row, ids, prompts)
+        window = window_of(row, ids, prompts)
         if seen is not None and ids is not None:
             twice = seen.add(row, window.ids)
             if twice is not None:
@@ -98,7 +98,8 @@ def _cut(batches: Iterator[Batch], rows_per_shard: int, size: int) -> Iterator[t
         yield take(len(prompts))
 
 
-def _window(first: int, ids: list[Any] | None, prompts: list[Any]) -> Window:
+def window_of(first: int, ids: list[Any] | None, prompts: list[Any]) -> Window:
+    """Rows as a window: ids become text, row numbers where there are none, and what is no prompt an error."""
     rows = range(first, first + len(prompts))
     errors: dict[int, PrefillError] = {}
     names = list(map(str, rows)) if ids is None else [name if type(name) is str else "" for name in ids]

@@ -116,15 +116,15 @@ def from_arrow(
                 for at in range(0, whole.num_rows, ROWS_PER_BATCH):
                     part = whole.slice(at, ROWS_PER_BATCH)
                     done[0] += part.num_rows
-                    ids = None if id_column is None else _values(part.column(id_column))
-                    yield Batch(ids, _values(part.column(columns.prompt)))
+                    ids = None if id_column is None else python_values(part.column(id_column))
+                    yield Batch(ids, python_values(part.column(columns.prompt)))
         except pa.ArrowException as error:
             raise _damaged(source, "table", error) from error
 
     return Source(source, read(), lambda: done[0] / rows if rows else 0.0)
 
 
-def _values(column: pa.Array) -> list[Any]:
+def python_values(column: pa.Array) -> list[Any]:
     """Python values. Struct fields that are null are left out: Arrow cannot leave them out of a message itself."""
     try:
         values = column.to_pylist()
