@@ -7,15 +7,18 @@
     out.last, out.mean  # float32 arrays [layers, prompts, hidden]
 
 `ForwardRequest` documents every setting, `ForwardOutput` what comes back, `prefill_router.errors` what can fail.
+`BatchedForward` serves many threads or asyncio tasks at once.
 """
 
 from ._core import (
     AttentionModule,
+    BatchedForward,
     ForwardOutput,
     ForwardRequest,
     ModelInfo,
     Packed,
     Padded,
+    QueueStatus,
     Raw,
     Receipt,
     Tokens,
@@ -44,6 +47,7 @@ from .errors import (
 
 __all__ = [
     "AttentionModule",
+    "BatchedForward",
     "ChatTemplateError",
     "ClosedError",
     "ContextWindowExceededError",
@@ -63,6 +67,7 @@ __all__ = [
     "PrefillError",
     "PythonEnvironmentError",
     "PythonError",
+    "QueueStatus",
     "Raw",
     "Receipt",
     "RemoteCodeError",

@@ -27,7 +27,7 @@ use crate::transformers::{DeviceMap, Engine, Sources, TransformersConfig};
 ///     verify: Whether to check the fast paths against the plain forward at load.
 #[pyclass(frozen, module = "prefill_router")]
 pub(super) struct TransformersForward {
-    engine: Engine,
+    pub engine: Engine,
 }
 
 #[pymethods]
@@ -106,7 +106,8 @@ impl TransformersForward {
         self.engine.unload(py).map_err(|failure| raise(py, failure))
     }
 
-    fn __repr__(&self) -> String {
+    #[pyo3(name = "__repr__")]
+    pub fn described(&self) -> String {
         format!("TransformersForward({:?})", self.engine.config().model)
     }
 }
