@@ -6,8 +6,8 @@
 
 use std::cell::Cell;
 use std::mem;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -285,7 +285,8 @@ fn wait<T: Send>(py: Python<'_>, mut reply: Reply<T>) -> PyResult<T> {
 pub(super) struct Inner {
     handle: Handle,
     answered: Sender<Arc<Pending>>,
-    pub life: Arc<Life>,
+    /// Not held: an object that the user keeps to the end must not keep the exit waiting.
+    pub life: Weak<Life>,
     process: u32,
 }
 
@@ -293,9 +294,10 @@ impl Inner {
     fn new(forward: Py<TransformersForward>, config: BatchedConfig) -> Result<Arc<Self>> {
         let life = Arc::new(Life::default());
         let answered = future::start()?;
-        let backend = Backend { forward: Some(forward), life: life.clone() };
+        let watched = Arc::downgrade(&life);
+        let backend = Backend { forward: Some(forward), life };
         let handle = batching::BatchedForward::spawn(backend, config)?;
-        Ok(Arc::new(Self { handle, answered, life, process: std::process::id() }))
+        Ok(Arc::new(Self { handle, answered, life: watched, process: std::process::id() }))
     }
 
     /// The way to the queue, with this deadline if one is given.

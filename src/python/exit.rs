@@ -47,7 +47,7 @@ pub(super) fn watch(py: Python<'_>, inner: &Arc<Inner>) -> PyResult<()> {
         let close_all = wrap_pyfunction!(close_all, py)?;
         py.import("atexit")?.call_method1("register", (close_all,))?;
     }
-    let (life, inner) = (Arc::downgrade(&inner.life), Arc::downgrade(inner));
+    let (life, inner) = (inner.life.clone(), Arc::downgrade(inner));
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     open.retain(|open| open.life.strong_count() > 0);
     open.push(Open { process: std::process::id(), life, inner });

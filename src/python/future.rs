@@ -23,7 +23,8 @@ use crate::error::{PrefillError, Result};
 pub(super) struct Pending {
     waiting: Mutex<Option<(Reply<contract::ForwardOutput>, Py<PyAny>)>>,
     answered: Sender<Arc<Pending>>,
-    _life: Arc<Life>,
+    /// None where the worker has ended, which answers at once.
+    _life: Option<Arc<Life>>,
 }
 
 impl Wake for Pending {
@@ -89,14 +90,14 @@ pub(super) fn of<'py>(
     py: Python<'py>,
     reply: Reply<contract::ForwardOutput>,
     answered: &Sender<Arc<Pending>>,
-    life: &Arc<Life>,
+    life: &Weak<Life>,
 ) -> PyResult<Bound<'py, PyAny>> {
     static FUTURE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let future = FUTURE.import(py, "concurrent.futures", "Future")?.call0()?;
     let pending = Arc::new(Pending {
         waiting: Mutex::new(None),
         answered: answered.clone(),
-        _life: life.clone(),
+        _life: life.upgrade(),
     });
     future.call_method1("add_done_callback", (taking_back(py, &pending)?,))?;
     if let Some(answer) = wait_for(&pending, reply, &future) {
