@@ -9,12 +9,14 @@
 `extract` and `load` do the same for files of many prompts; `prefill_router.bulk` documents them.
 `Golden` checks that a deployed encoder is the one a router was trained with.
 `ForwardRequest` documents every setting, `ForwardOutput` what comes back, `prefill_router.errors` what can fail.
+`BatchedForward` serves many threads or asyncio tasks at once.
 """
 
 import typing
 
 from ._core import (
     AttentionModule,
+    BatchedForward,
     ForwardOutput,
     ForwardRequest,
     Golden,
@@ -23,6 +25,7 @@ from ._core import (
     ModelInfo,
     Packed,
     Padded,
+    QueueStatus,
     Raw,
     Receipt,
     Tokens,
@@ -54,6 +57,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "AttentionModule",
+    "BatchedForward",
     "ChatTemplateError",
     "ClosedError",
     "ContextWindowExceededError",
@@ -76,6 +80,7 @@ __all__ = [
     "PrefillError",
     "PythonEnvironmentError",
     "PythonError",
+    "QueueStatus",
     "Raw",
     "Receipt",
     "RemoteCodeError",

@@ -1,7 +1,9 @@
 """Types of the compiled core. Each class documents itself at run time: `help(prefill_router.ForwardRequest)`."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, TypedDict, final
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy.typing as npt
 
 __all__ = [
     "AttentionModule",
+    "BatchedForward",
     "ForwardOutput",
     "ForwardRequest",
     "Golden",
@@ -17,6 +20,7 @@ __all__ = [
     "ModelInfo",
     "Packed",
     "Padded",
+    "QueueStatus",
     "Raw",
     "Receipt",
     "Tokens",
@@ -211,6 +215,41 @@ class TransformersForward:
     ) -> ForwardOutput: ...
     def model(self) -> ModelInfo: ...
     def unload(self) -> None: ...
+
+@final
+class QueueStatus:
+    @property
+    def depth(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class BatchedForward:
+    def __new__(
+        cls,
+        forward: TransformersForward,
+        *,
+        max_tokens: int = 2048,
+        max_wait: float = 0.002,
+        queue_limit: int = 1024,
+        deadline: float | None = None,
+    ) -> BatchedForward: ...
+    def submit(self, request: ForwardRequest, *, deadline: float | None = None) -> Future[ForwardOutput]: ...
+    def forward(self, request: ForwardRequest, *, deadline: float | None = None) -> ForwardOutput: ...
+    def aforward(
+        self, request: ForwardRequest, *, deadline: float | None = None
+    ) -> Coroutine[Any, Any, ForwardOutput]: ...
+    def model(self) -> ModelInfo: ...
+    def queue(self) -> QueueStatus: ...
+    def close(self, drain: bool = True) -> None: ...
+    def __enter__(self) -> BatchedForward: ...
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
 
 @final
 class GoldenMoved:

@@ -27,10 +27,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchedConfig {
-    pub(super) max_tokens: usize,
-    pub(super) max_wait: Duration,
-    pub(super) queue_limit: usize,
-    pub(super) deadline: Option<Duration>,
+    pub(crate) max_tokens: usize,
+    pub(crate) max_wait: Duration,
+    pub(crate) queue_limit: usize,
+    pub(crate) deadline: Option<Duration>,
 }
 
 impl Default for BatchedConfig {

@@ -106,7 +106,8 @@ impl TransformersForward {
         self.engine.unload(py).map_err(|failure| raise(py, failure))
     }
 
-    fn __repr__(&self) -> String {
+    #[pyo3(name = "__repr__")]
+    pub fn described(&self) -> String {
         format!("TransformersForward({:?})", self.engine.config().model)
     }
 }

@@ -1,13 +1,17 @@
 //! The extension module `prefill_router._core`: the contract's types for Python, compiled from the same Rust.
 //!
 //! `request` and `prompts` turn arguments into a [`ForwardRequest`](crate::ForwardRequest), `output` shows results as numpy
-//! views, `forward` runs them, `golden` checks them, `errors` raises.
+//! views, `forward` runs them, `golden` checks them, `errors` raises. `batched` runs those of many callers, `future` is how
+//! they wait, and `exit` sees to the end of the process.
 
 // Doc comments in here are Python docstrings: Google style, where a name in backticks is not always code.
 #![allow(clippy::doc_markdown)]
 
+mod batched;
 mod errors;
+mod exit;
 mod forward;
+mod future;
 mod golden;
 mod output;
 mod prompts;
@@ -19,6 +23,8 @@ use pyo3::prelude::*;
 #[pymodule]
 #[pyo3(name = "_core")]
 mod core {
+    #[pymodule_export]
+    use super::batched::{BatchedForward, QueueStatus};
     #[pymodule_export]
     use super::error_kinds;
     #[pymodule_export]

@@ -142,8 +142,8 @@ pub(super) struct ModelInfo {
 }
 
 impl ModelInfo {
-    pub fn new(inner: contract::ModelInfo) -> Self {
-        Self { inner: Arc::new(inner) }
+    pub fn new(inner: impl Into<Arc<contract::ModelInfo>>) -> Self {
+        Self { inner: inner.into() }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `ForwardRequest` for Python: keyword arguments laid over a profile's defaults, which exist in Rust only.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -15,14 +16,17 @@ use crate::contract::{
 use crate::error::{PrefillError, Result};
 use crate::transformers::Failure;
 
-/// Rows of all prompts together, up to a token budget; a prompt above the budget runs alone.
+/// Forwards of many prompts, up to a token budget; a prompt above the budget runs alone.
+///
+/// Where the model allows it, the prompts of a forward are packed into one row, without padding. Else they are grouped by
+/// length and padded, or run one at a time; `ModelInfo.layout` tells which.
 ///
 /// Args:
-///     max_tokens: Most tokens per forward, padding counted.
+///     max_tokens: Most tokens per forward, padding counted where there is any.
 #[pyclass(frozen, eq, hash, module = "prefill_router")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Packed {
-    /// Most tokens per forward, padding counted.
+    /// Most tokens per forward, padding counted where there is any.
     #[pyo3(get)]
     max_tokens: usize,
 }
@@ -95,7 +99,7 @@ impl Padded {
 #[pyclass(frozen, eq, module = "prefill_router")]
 #[derive(Clone, PartialEq)]
 pub(super) struct ForwardRequest {
-    pub inner: contract::ForwardRequest,
+    pub inner: Arc<contract::ForwardRequest>,
 }
 
 #[pymethods]
@@ -189,7 +193,8 @@ impl ForwardRequest {
                 Err(failure) => return Err(raise(py, failure)),
             };
         }
-        Ok(Self { inner: builder.build().map_err(|error| raise_error(py, error))? })
+        let built = builder.build().map_err(|error| raise_error(py, error))?;
+        Ok(Self { inner: Arc::new(built) })
     }
 }
 
@@ -224,7 +229,7 @@ fn optional<T>(
 }
 
 /// A whole number that counts something; `True` is not one.
-fn count(field: &str, value: &Bound<'_, PyAny>) -> Result<usize> {
+pub(super) fn count(field: &str, value: &Bound<'_, PyAny>) -> Result<usize> {
     let number =
         if value.is_instance_of::<PyBool>() { None } else { value.extract::<usize>().ok() };
     number.ok_or_else(|| refusal(field, value, "a whole number of at least 1", None))
