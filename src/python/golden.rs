@@ -116,7 +116,7 @@ impl Golden {
     /// The request, its layers as the model resolved them.
     #[getter]
     fn request(&self) -> ForwardRequest {
-        ForwardRequest { inner: self.inner.request().clone() }
+        ForwardRequest { inner: self.inner.request().clone().into() }
     }
 
     /// The result, blocks of float32 [layers, prompts, hidden]. A copy.
