@@ -195,3 +195,11 @@ def test_info_describes_the_model() -> None:
 def test_a_traceback_comes_only_if_asked_for() -> None:
     assert isinstance(command("info", "./nowhere", "--traceback").exception, pr.ModelLoadError)
     assert "error[model_load]" in failure(command("info", "./nowhere"))
+
+
+def test_devices_share_the_work(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, arguments in (("one", []), ("two", ["--devices", "cpu, cpu"])):
+        assert extract(source, tmp_path / name, "--rows-per-shard", 2, "--quiet", *arguments).exit_code == 0
+    for file in (tmp_path / "one").iterdir():
+        assert (tmp_path / "two" / file.name).read_bytes() == file.read_bytes()

@@ -1,6 +1,7 @@
 """From prompts to token ids: templates and special tokens, as the model's own tokenizer means them."""
 
 import json
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,9 @@ def test_a_nul_is_a_character_like_any_other() -> None:
     assert len(encoded.ids) == 8 + 3
     out = shared(folder).extract(["a\0b"], layers=[0, 1, 2, 3, "final"])
     assert_close(out, alone(folder, ("a\0b",)))
+
+
+@pytest.mark.parametrize("value", [pr.Raw("a"), pr.Tokens([1, 2]), pr.Packed(5), pr.Padded(3)])
+def test_values_of_a_request_survive_pickling(value: object) -> None:
+    """Bulk extraction hands them to other processes."""
+    assert pickle.loads(pickle.dumps(value)) == value
