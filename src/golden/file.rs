@@ -27,7 +27,19 @@ pub(super) fn save(golden: &Golden, path: &Path) -> Result<()> {
     let content = to_bytes(golden).map_err(|error| refused(&error))?;
     // What JSON writes and does not read, such as template variables nested too deep, shows here.
     from_bytes(&content).map_err(|wrong| refused(&wrong))?;
+    if !is_free(path).map_err(|error| refused(&error))? {
+        return Err(refused(&"something else is there; remove it or choose another name"));
+    }
     write(path, &content).map_err(|error| refused(&error))
+}
+
+/// Whether nothing is lost by writing there: a rename would replace prompts, weights and devices alike.
+fn is_free(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(there) => Ok(there.is_file() && from_bytes(&fs::read(path)?).is_ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 pub(super) fn load(path: &Path) -> Result<Golden> {

@@ -112,13 +112,29 @@ fn a_file_replaces_an_older_one_and_leaves_nothing_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("golden.safetensors");
     let reader = folder.path().join("reader");
-    fs::write(&path, "older").unwrap();
+    let older = made(&ForwardRequest::new(["older"]).unwrap());
+    older.save(&path).unwrap();
     // Stands for whoever has the older file open.
     fs::hard_link(&path, &reader).unwrap();
     golden().save(&path).unwrap();
     assert_eq!(fs::read(&path).unwrap(), bytes());
-    assert_eq!(fs::read(&reader).unwrap(), b"older");
+    assert_eq!(fs::read(&reader).unwrap(), to_bytes(&older).unwrap());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn what_is_no_golden_file_is_never_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    for content in [&b"{\"prompt\": \"the prompts themselves\"}"[..], b"", &with_header("{}", b"")]
+    {
+        let path = folder.path().join("taken");
+        fs::write(&path, content).unwrap();
+        let error = golden().save(&path).unwrap_err().to_string();
+        assert!(error.contains("something else is there"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), content);
+    }
+    #[cfg(unix)]
+    assert!(golden().save("/dev/null").unwrap_err().to_string().contains("something else"));
 }
 
 #[cfg(unix)]

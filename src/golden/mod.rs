@@ -88,7 +88,8 @@ impl Golden {
     }
 
     /// Writes a safetensors file: `last` and `mean`, f32 `[layers, prompts, hidden]`, and in the
-    /// metadata everything else. It appears whole or not at all; an older one is replaced.
+    /// metadata everything else. It appears whole or not at all; an older golden file is replaced,
+    /// anything else is left.
     ///
     /// # Errors
     ///
