@@ -36,7 +36,9 @@ def slowly(*args):
 
 
 def same(out):
-    return np.array_equal(out.last, expected.last) and np.array_equal(out.mean, expected.mean)
+    # Requests that share a forward are rounded differently.
+    pairs = ((out.last, expected.last), (out.mean, expected.mean))
+    return all(np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b) for a, b in pairs)
 
 
 def tell(*what):
