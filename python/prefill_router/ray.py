@@ -27,10 +27,9 @@ except ImportError as error:
 
 import prefill_router as pr
 
-from .bulk import formats, plan
+from .bulk import arguments, formats, plan
 from .bulk.formats import common, parquet_file
 from .bulk.header import header
-from .bulk.manifest import SCHEMA_VERSION
 from .bulk.problems import invalid
 from .bulk.request import Request
 from .bulk.rows import Rows
@@ -126,7 +125,7 @@ class Encoder:
 
     def _table(self, rows: Rows) -> pa.Table:
         # Ray joins and cuts blocks, so their metadata says nothing about which rows they hold.
-        about = json.dumps({"schema_version": SCHEMA_VERSION, "features": self._header})
+        about = json.dumps({"schema_version": common.SCHEMA_VERSION, "features": self._header})
         return parquet_file.to_table(rows, self._header).replace_schema_metadata({common.KEY: about})
 
 
@@ -187,8 +186,11 @@ def extract(
     options = dict(model_options or {})
     if not options.get("device") and os.environ.get("PREFILL_ROUTER_DEVICE"):
         options["device"] = os.environ["PREFILL_ROUTER_DEVICE"]  # workers have another environment
-    stage = {"model_options": options, "profile": profile, "raw": raw, "storage": storage, **settings}
-    Request(profile, settings, raw, storage).check()
+    request = Request(profile, settings, raw, storage)
+    request.check()
+    if output is not None:
+        arguments.folder("output", output)
+    stage = {"model_options": options, "profile": profile, "raw": raw, "storage": storage, **request.settings}
     if duplicate_ids not in ("error", "allow"):
         raise invalid("duplicate_ids", duplicate_ids, "error or allow")
     if not ray.is_initialized():

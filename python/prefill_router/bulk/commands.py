@@ -6,7 +6,6 @@ import json
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,7 +36,7 @@ from .summary import Summary
 def extract(
     source: Annotated[str, typer.Argument(help=".jsonl, .csv, .parquet, .arrow, .feather or .txt; - reads stdin.")],
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A folder. One that was begun is gone on with.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="A folder. One that was begun is gone on with.")],
     format: Annotated[str, typer.Option(help="safetensors, parquet or llm-router.")] = "safetensors",
     storage: Annotated[str, typer.Option(help="float32, float16 or bfloat16: numbers in the files.")] = "float32",
     layers: Annotated[str, typer.Option(help="upper_half, all, final, or a list such as 3,7,-1,final.")] = "upper_half",
@@ -135,7 +134,8 @@ def extract(
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(help="A folder that extract wrote to.")],
+    folder: Annotated[str, typer.Argument(help="A folder that extract wrote to.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its checksum.")] = False,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -144,7 +144,10 @@ def inspect(
     Example: prefill-router inspect features
     """
     with one_line_errors(traceback):
-        manifest = read.load(folder).manifest
+        features = read.load(folder)
+        if verify:
+            features.verify()
+        manifest = features.manifest
         shards = manifest.shards.values()
         counts = {
             name: sum(getattr(shard, name) for shard in shards) for name in ("rows", "failed", "truncated", "tokens")

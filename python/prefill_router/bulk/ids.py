@@ -6,6 +6,8 @@ searches. Two ids of one hash would be taken for one: at 10^8 rows the odds of t
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,23 +20,28 @@ class SeenIds:
     def __init__(self) -> None:
         self._runs: list[tuple[Hashes, Hashes]] = []
 
-    def add(self, first: int, ids: list[str]) -> tuple[int, int] | None:
+    def add(self, first: int, ids: list[str], skip: Collection[int] = ()) -> tuple[int, int] | None:
         """Takes the ids of consecutive rows.
 
         Args:
             first: number of the first of them.
             ids: one per row.
+            skip: indexes of rows that have none; what stands there is not looked at.
 
         Returns:
             A row and the earlier one that has its id, if there are such.
         """
         hashes = np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids))
         rows = np.arange(first, first + len(ids), dtype=np.int64)
+        if skip:
+            hashes, rows = (np.delete(values, list(skip)) for values in (hashes, rows))
+        if not len(hashes):
+            return None
         for known, where in self._runs:
             at = np.searchsorted(known, hashes)
             twice = np.flatnonzero(known[np.minimum(at, len(known) - 1)] == hashes)
             if len(twice):
-                return first + int(twice[0]), int(where[at[twice[0]]])
+                return int(rows[twice[0]]), int(where[at[twice[0]]])
         hashes, rows = _sorted(hashes, rows)
         twice = np.flatnonzero(hashes[1:] == hashes[:-1])
         if len(twice):

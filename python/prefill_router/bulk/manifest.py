@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prefill_router.errors import InvalidRequestError
+
 from . import atomic
+from .formats.common import SCHEMA_VERSION
+from .manifest_check import check
 from .problems import invalid
 
 NAME = "manifest.json"
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,25 @@ class Manifest:
         path = folder / NAME
         try:
             content = json.loads(path.read_bytes())
-            found = int(content.pop("schema_version"))
+            found = content.pop("schema_version")
+            if type(found) is not int or found < 1:
+                raise ValueError(f"schema_version is {found!r}")
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise invalid("manifest", path, f"one that this program wrote ({error})") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _foreign(path, error) from error
         if found > SCHEMA_VERSION:
             expected = f"schema version {SCHEMA_VERSION} or older, found {found}; use a newer prefill-router"
             raise invalid("manifest", path, expected)
         try:
-            shards = [Shard(**shard) for shard in content.pop("shards")]
-            manifest = Manifest(**content)
-        except (TypeError, KeyError) as error:
-            raise invalid("manifest", path, f"one that this program wrote ({error})") from error
+            check(content, Manifest, Shard)
+        except ValueError as error:
+            raise _foreign(path, error) from error
+        shards = [Shard(**shard) for shard in content.pop("shards")]
+        manifest = Manifest(**content)
         manifest.shards = {shard.first_row // manifest.rows_per_shard: shard for shard in shards}
         return manifest
+
+
+def _foreign(path: Path, error: Exception) -> InvalidRequestError:
+    return invalid("manifest", path, f"one that this program wrote ({error})")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import atomic, header
 from .formats import FORMATS
-from .manifest import Manifest, Shard
+from .manifest import NAME, Manifest, Shard
+from .manifest_check import shard_name
 from .problems import invalid
 from .rows import Rows, Vectors
 from .windows import Window
@@ -46,8 +48,6 @@ class Output:
         self.folder = folder
         self.manifest = manifest
         older = Manifest.read(folder)
-        for leftover in folder.glob(".*.tmp"):
-            leftover.unlink()
         if older is None:
             if any(folder.glob("shard-*")):
                 raise invalid("output", folder, "a folder without shards, or with the manifest that belongs to them")
@@ -57,6 +57,7 @@ class Output:
                 expected = f"the settings it was begun with, or another folder: {'; '.join(changed)}"
                 raise invalid("output", folder, expected)
             manifest.shards = older.shards
+        _clear(folder, FORMATS[manifest.format].suffix)
         self.whole = {
             number: shard
             for number, shard in manifest.shards.items()
@@ -130,6 +131,14 @@ class Output:
             raise invalid("source", self.manifest.source["name"], expected)
 
 
+def _clear(folder: Path, suffix: str) -> None:
+    """Removes what a killed run left. Other hidden files are not ours, whatever they end in."""
+    ours = re.compile(rf"\.(shard-\d{{6,}}{re.escape(suffix)}|{re.escape(NAME)})\.tmp")
+    for leftover in folder.glob(".*.tmp"):
+        if ours.fullmatch(leftover.name) and leftover.is_file() and not leftover.is_symlink():
+            leftover.unlink()
+
+
 def write_shard(folder: Path, manifest: Manifest, parts: Sequence[Made]) -> Shard:
     """Puts the file of a shard in place.
 
@@ -146,7 +155,7 @@ def write_shard(folder: Path, manifest: Manifest, parts: Sequence[Made]) -> Shar
     vectors = {name: block[:count] for name, block in parts[0].room.items()}
     rows = Rows.joined([made.rows for made in parts], vectors)
     chosen = FORMATS[manifest.format]
-    name = f"shard-{rows.first // manifest.rows_per_shard:06}{chosen.suffix}"
+    name = shard_name(rows.first // manifest.rows_per_shard, manifest.format)
     checksum = atomic.write(folder / name, lambda file: chosen.write(rows, manifest.features, file))
     return Shard(
         file=name,

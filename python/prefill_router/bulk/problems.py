@@ -12,7 +12,9 @@ _SHOWN = 80
 
 def invalid(field: str, value: object, expected: str, row: int | None = None) -> InvalidRequestError:
     """`invalid_request` for an argument, or for what a row of the source holds."""
-    text = " ".join(str(value).split())
+    # What cannot be encoded could be neither written to a file nor printed.
+    text = " ".join(str(value).split()).encode(errors="backslashreplace").decode()
+    expected = expected.encode(errors="backslashreplace").decode()
     shown = text if len(text) <= _SHOWN else f"{text[:56]}…{text[-24:]}"
     facts = {"field": field, "value": text[:10_000], "expected": expected, "prompt": row}
     place = "" if row is None else f" at row {row}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from . import arguments, atomic
 from .formats import FORMATS
 from .formats.llm_router_file import check, to_cache
 from .manifest import Manifest, Shard
@@ -26,9 +27,9 @@ def load(folder: str | os.PathLike[str]) -> Features:
         folder: the output folder.
 
     Raises:
-        InvalidRequestError: it has no manifest, or one of a newer version.
+        InvalidRequestError: it has no manifest, one of a newer version, or one that is not as `extract` wrote it.
     """
-    path = Path(folder)
+    path = arguments.folder("folder", folder)
     manifest = Manifest.read(path)
     if manifest is None:
         raise invalid("folder", folder, "one that `extract` wrote to, with a manifest.json")
@@ -91,8 +92,23 @@ class Features:
         return (self.shard(number) for number in range(len(self._shards)))
 
     def shard(self, number: int) -> Rows:
-        """The rows of one file."""
+        """The rows of one file.
+
+        Raises:
+            InvalidRequestError: it is damaged, or not the file that the manifest says.
+        """
         return self._open(number)
+
+    def verify(self) -> None:
+        """Reads every file and compares its checksum with the manifest's.
+
+        Raises:
+            InvalidRequestError: files are missing or changed; the message names them.
+        """
+        changed = [shard.file for shard in self._shards if atomic.sha256(self.folder / shard.file) != shard.sha256]
+        if changed:
+            expected = f"files as they were written; run the extraction again to mend {', '.join(changed)}"
+            raise invalid("folder", self.folder, expected)
 
     def arrow(self) -> Iterator[Any]:
         """One `pyarrow.Table` per file, with the columns of the Parquet format."""
@@ -129,9 +145,18 @@ class Features:
             rows = FORMATS[self.manifest.format].read(path)
         except Exception as error:  # every format has errors of its own for a file that is cut off
             raise invalid("folder", path, f"a whole file; run the extraction again to mend it ({error})") from error
-        if len(rows) != shard.rows:
-            raise invalid("folder", path, f"{shard.rows} rows, found {len(rows)}; run the extraction again to mend it")
+        if (rows.first, len(rows)) != (shard.first_row, shard.rows):
+            wanted, found = _range(shard.first_row, shard.rows), _range(rows.first, len(rows))
+            raise invalid("folder", path, f"{wanted}, found {found}; run the extraction again to mend it")
+        about = self.manifest.features
+        shapes = {name: (shard.rows, len(self.layers), about["model"]["hidden_dim"]) for name in about["pooling"]}
+        if list(rows.layers) != self.layers or {name: block.shape for name, block in rows.vectors.items()} != shapes:
+            raise invalid("folder", path, "the layers of the manifest; run the extraction again to mend it")
         return rows
+
+
+def _range(first: int, count: int) -> str:
+    return f"rows {first} to {first + count - 1}"
 
 
 class Blocks:

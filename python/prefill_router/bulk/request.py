@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,8 +11,9 @@ import numpy as np
 
 import prefill_router as pr
 
+from .arguments import one_of
 from .isolate import run_rows
-from .problems import at_row, invalid, out_of_range
+from .problems import at_row, out_of_range
 from .rows import Layer, Rows, Vectors
 from .windows import Window
 
@@ -48,12 +49,19 @@ class Request:
     raw: bool = False
     storage: str = "float32"
 
+    def __post_init__(self) -> None:
+        # Every window makes a request of them, and a generator gives its values once.
+        once = {
+            name: tuple(value)
+            for name, value in self.settings.items()
+            if name in ("layers", "pooling") and isinstance(value, Iterable) and not isinstance(value, str)
+        }
+        object.__setattr__(self, "settings", {**self.settings, **once})
+
     def check(self) -> None:
         """Raises what can be refused without a model."""
-        if self.profile not in PROFILES:
-            raise invalid("profile", self.profile, " or ".join(PROFILES))
-        if self.storage not in LARGEST:
-            raise invalid("storage", self.storage, f"one of {', '.join(LARGEST)}")
+        one_of("profile", self.profile, PROFILES)
+        one_of("storage", self.storage, LARGEST)
         self.made([pr.Tokens([0])])
 
     def made(self, prompts: list[Any]) -> Any:

@@ -6,12 +6,11 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import prefill_router as pr
 
-from . import formats, plan
+from . import arguments, formats, plan
 from .header import header
 from .lock import locked
 from .manifest import Manifest
@@ -19,7 +18,7 @@ from .output import Output
 from .pipeline import run_windows, write_shards
 from .problems import invalid
 from .request import Forward, Request
-from .rows import Rows
+from .rows import Layer, Rows
 from .sources import Columns, open_source
 from .summary import Summary, memory_used, summarize
 from .tally import OnProgress, Tally
@@ -57,7 +56,7 @@ def extract(
         source: a file (.jsonl, .csv, .parquet, .arrow, .feather, .txt), `-` for stdin, a `datasets` object, an Arrow
             table or data frame, or an iterable of dicts or prompts.
         model: hub id or folder, or a `TransformersForward`.
-        output: a folder.
+        output: a folder; an empty name is refused.
         format: "safetensors", "parquet" or "llm-router".
         storage: number format of the files: "float32", "float16" or "bfloat16" (safetensors only).
         prompt_column: the column of prompts: text, or a list of {"role", "content"} messages.
@@ -67,7 +66,8 @@ def extract(
             memory a row).
         profile: "default" or "reference", as the constructors of `ForwardRequest`.
         raw: whether texts bypass the chat template.
-        rows_per_shard: rows of a file; None is 2048, or fewer where these take more than 128 MiB.
+        rows_per_shard: rows of a file; None is 2048, or fewer where these take more than 128 MiB. Vectors of
+            more than 64 GiB are refused.
         fail_fast: whether to stop at the first row that fails.
         devices: torch devices such as ["cuda:0", "cuda:1"], each with a process and a model of its own, that share the
             shards; the files are those of one device. Needs the name of a model, and the caller's script to be
@@ -89,8 +89,9 @@ def extract(
     """
     request = Request(profile, settings, raw, storage)
     request.check()
-    if format not in formats.FORMATS:
-        raise invalid("format", format, f"one of {', '.join(formats.FORMATS)}")
+    arguments.one_of("format", format, formats.FORMATS)
+    arguments.model(model)
+    path = arguments.folder("output", output)
     plan.rows_per_shard(rows_per_shard, 1)
     _check_duplicates(duplicate_ids)
     options = dict(model_options or {})
@@ -98,7 +99,7 @@ def extract(
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
     with ExitStack() as stack:
         stack.callback(opened.close)
-        held = stack.enter_context(locked(Path(output)))
+        held = stack.enter_context(locked(path))
         if devices:
             workers = stack.enter_context(Workers(request, model, options, devices, cache_dir, held))
             about = workers.header()
@@ -107,10 +108,10 @@ def extract(
             about = header(request, forward.model(), request.layers(forward), cache_dir)
         formats.check(format, about)
         layers, hidden = about["layers"], about["model"]["hidden_dim"]
-        shard_rows = plan.rows_per_shard(rows_per_shard, len(about["pooling"]) * len(layers) * hidden * 4)
+        shard_rows = plan.rows_per_shard(rows_per_shard, _row_bytes(request, layers, hidden))
         read = {"name": opened.name, "prompt_column": prompt_column, "id_column": id_column}
         manifest = Manifest(format, shard_rows, min(plan.WINDOW, shard_rows), about, read)
-        folder = Output(Path(output), manifest)
+        folder = Output(path, manifest)
         started = time.perf_counter()
         todo = folder.missing(windows(opened, shard_rows, manifest.window, duplicate_ids))
         tally = Tally(fail_fast, on_progress, opened.fraction)
@@ -124,7 +125,7 @@ def extract(
         folder.finish()
         seconds = time.perf_counter() - started
         memory = workers.memory if devices else [memory_used()]
-        return summarize(Path(output), manifest.shards.values(), folder.whole.values(), seconds, memory)
+        return summarize(path, manifest.shards.values(), folder.whole.values(), seconds, memory)
 
 
 def iterate(
@@ -145,7 +146,7 @@ def iterate(
     Args:
         source: as for `extract`, and so are the arguments that are not listed.
         model: hub id or folder, or a `TransformersForward`.
-        window: rows at a time.
+        window: rows at a time, at most 64 GiB of vectors.
 
     Yields:
         `Rows`, vectors in float32 [rows, layers, hidden].
@@ -156,12 +157,13 @@ def iterate(
     request = Request(profile, settings, raw)
     request.check()
     _check_duplicates(duplicate_ids)
-    if window < 1:
-        raise invalid("window", window, "a number above 0")
+    arguments.model(model)
+    plan.rows("window", window, 1)
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
     forward = _forward(model, None, {})
     with closing(opened):
         layers, hidden = request.layers(forward), forward.model().hidden_dim
+        window = plan.rows("window", window, _row_bytes(request, layers, hidden))
         todo = windows(opened, window, window, duplicate_ids)
         with closing(run_windows(request, forward, todo, layers, hidden, window)) as results:
             for made in results:
@@ -176,6 +178,11 @@ def _forward(
     if options:
         raise invalid("model_options", dict(options), "none with a model that is open already")
     return model
+
+
+def _row_bytes(request: Request, layers: list[Layer], hidden: int) -> int:
+    """float32 size of a row's vectors."""
+    return len(request.poolings) * len(layers) * hidden * 4
 
 
 def _check_duplicates(value: str) -> None:

@@ -27,24 +27,35 @@ class Window:
         ids: one per row.
         prompts: one per row; None where the row holds none.
         errors: by index, what is wrong with the rows that hold none.
+        unnamed: indexes of rows whose id is none; the row's number stands in for it.
     """
 
     first: int
     ids: list[str]
     prompts: list[Any]
     errors: dict[int, PrefillError] = field(default_factory=dict)
+    unnamed: frozenset[int] = frozenset()
 
     def identity(self, rows: int) -> bytes:
         """What the first so many rows are, for a running hash: the same however rows are cut into windows."""
-        pairs = [
-            (name, str(self.errors[index]) if index in self.errors else prompt)
+        named = [
+            (name, *(("error", str(self.errors[index])) if index in self.errors else (_type(prompt), prompt)))
             for index, (name, prompt) in enumerate(zip(self.ids[:rows], self.prompts[:rows], strict=True))
         ]
         try:
-            text = json.dumps(pairs, separators=(",", ":"), default=repr)
+            text = json.dumps(named, separators=(",", ":"), default=_plain)
         except (TypeError, ValueError, RecursionError):  # keys that are no JSON, or an object inside itself
-            text = f"[{','.join(map(repr, pairs))}]"
-        return text[1:-1].encode() + b","
+            text = f"[{','.join(map(repr, named))}]"
+        return text[1:-1].encode(errors="surrogatepass") + b","
+
+
+def _type(prompt: Any) -> str:
+    """What the engine takes a prompt for: the repr of one may be the text of another."""
+    return "text" if isinstance(prompt, str) else type(prompt).__name__
+
+
+def _plain(value: Any) -> dict[str, str]:
+    return {type(value).__name__: repr(value)}
 
 
 def windows(source: Source, rows_per_shard: int, size: int, duplicate_ids: str = "error") -> Iterator[Window]:
@@ -64,7 +75,7 @@ def windows(source: Source, rows_per_shard: int, size: int, duplicate_ids: str =
     for ids, prompts in _cut(iter(source.batches), rows_per_shard, size):
         window = window_of(row, ids, prompts)
         if seen is not None and ids is not None:
-            twice = seen.add(row, window.ids)
+            twice = seen.add(row, window.ids, window.unnamed)
             if twice is not None:
                 name = window.ids[twice[0] - row]
                 expected = f"ids that differ, and row {twice[1]} has it too; pass duplicate_ids=allow to keep both"
@@ -103,19 +114,36 @@ def window_of(first: int, ids: list[Any] | None, prompts: list[Any]) -> Window:
     rows = range(first, first + len(prompts))
     errors: dict[int, PrefillError] = {}
     names = list(map(str, rows)) if ids is None else [name if type(name) is str else "" for name in ids]
+    unnamed: set[int] = set()
+
+    def refuse_id(index: int, bad: Bad) -> None:
+        # Row numbers stand in, and are marked as such: an id that could be another row's would join wrongly.
+        names[index] = f"row {first + index}"
+        unnamed.add(index)
+        errors[index] = invalid("id", bad.value, bad.expected, first + index)
+
     for index, name in enumerate(ids or ()):
         if type(name) is str:
             continue
         if name is None or isinstance(name, Bad | list | dict | float | bool):
-            # Row numbers stand in, and are marked as such: an id that could be another row's would join wrongly.
-            names[index] = f"row {first + index}"
-            bad = name if isinstance(name, Bad) else Bad(str(name), "text or a whole number as the id")
-            errors[index] = invalid("id", bad.value, bad.expected, first + index)
+            refuse_id(index, name if isinstance(name, Bad) else Bad(str(name), "text or a whole number as the id"))
         else:
             names[index] = str(name)
+    if not _encodes("".join(names)):
+        for index, name in enumerate(names):
+            if not _encodes(name):
+                refuse_id(index, Bad(name, "valid Unicode text as the id, without lone surrogates"))
     for index, prompt in enumerate(prompts):
         if prompt is None or isinstance(prompt, Bad):
             bad = prompt or Bad("null", "a prompt: text or a list of messages")
             errors[index] = invalid("prompt", bad.value, bad.expected, first + index)
     kept = [None if index in errors else prompt for index, prompt in enumerate(prompts)] if errors else prompts
-    return Window(first, names, kept, errors)
+    return Window(first, names, kept, errors, frozenset(unnamed))
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

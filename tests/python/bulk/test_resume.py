@@ -322,3 +322,48 @@ def test_a_place_that_cannot_be_written_to_is_an_os_error(fake: Engine, tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"Not a directory|File exists"):
         extract(prompts(10), fake, tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_hidden_files_of_others_stay(foreign: bool, fake: Engine, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    extract(rows, fake, out)
+    own = [".shard-000002.safetensors.tmp", ".manifest.json.tmp"]
+    others = [
+        ".notes.tmp",
+        ".shard-000002.parquet.tmp",
+        ".shard-2.safetensors.tmp",
+        ".shard-000002.safetensors.old.tmp",
+    ]
+    for name in own + others:
+        (out / name).write_text("text")
+    (out / ".shard-000009.safetensors.tmp").mkdir()
+    (out / ".shard-000008.safetensors.tmp").symlink_to(out / ".notes.tmp")
+    others += [".shard-000009.safetensors.tmp", ".shard-000008.safetensors.tmp"]
+    if foreign:
+        with pytest.raises(pr.InvalidRequestError, match="invalid output"):
+            extract(rows, fake, out, layers=[1, 2])
+    else:
+        assert extract(rows, fake, out).resumed == 330
+    left = {path.name for path in out.glob(".*.tmp")}
+    assert left == {*others, *(own if foreign else ())}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (pr.Raw("x"), "Raw('x')"),
+        (pr.Tokens([1, 2]), "Tokens([1, 2])"),
+        (pr.Tokens([1, 2]), pr.Raw("Tokens([1, 2])")),
+        (None, "invalid prompt `null` at row 0: expected a prompt: text or a list of messages"),
+        ([{"role": "user", "content": pr.Raw("x")}], [{"role": "user", "content": "Raw('x')"}]),
+    ],
+)
+def test_prompts_of_another_type_are_another_source(before: Any, after: Any, fake: Engine, tmp_path: Path) -> None:
+    def of(prompt: Any) -> list[dict[str, Any]]:
+        return [{"prompt": prompt}, {"prompt": "y"}]
+
+    extract(of(before), fake, tmp_path / "out")
+    assert extract(of(before), fake, tmp_path / "out").resumed == 2
+    with pytest.raises(pr.InvalidRequestError, match="invalid source"):
+        extract(of(after), fake, tmp_path / "out")

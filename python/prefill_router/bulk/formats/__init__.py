@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..arguments import one_of
 from ..problems import invalid
 from ..rows import Rows
 from . import llm_router_file, parquet_file, safetensors_file
@@ -45,8 +46,7 @@ FORMATS = {
 
 def check(name: str, header: Header) -> None:
     """Raises InvalidRequestError for a format that cannot hold what is asked for."""
-    if name not in FORMATS:
-        raise invalid("format", name, f"one of {', '.join(FORMATS)}")
+    one_of("format", name, FORMATS)
     if header["storage"] not in FORMATS[name].storage:
         expected = f"{' or '.join(FORMATS[name].storage)}: {name} files have no such numbers"
         raise invalid("storage", header["storage"], expected)

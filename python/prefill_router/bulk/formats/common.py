@@ -8,8 +8,10 @@ from typing import Any
 
 from prefill_router.errors import CLASSES, PrefillError
 
-from ..manifest import SCHEMA_VERSION
 from ..rows import Rows
+
+SCHEMA_VERSION = 1
+"""Of manifest and files."""
 
 KEY = "prefill_router"
 """The one metadata key. With several, safetensors would order them differently in every process."""

@@ -1,0 +1,48 @@
+"""Whether arguments of bulk extraction are of their types, in words that name the argument. It knows no work."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .problems import invalid
+
+
+def whole_number(field: str, value: Any, most: int, unit: str = "") -> int:
+    """A number from 1 to `most` as an int. Raises InvalidRequestError for anything else."""
+    expected = f"a whole number from 1 to {most}{unit}"
+    if isinstance(value, bool):
+        raise invalid(field, value, expected)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise invalid(field, value, expected) from None
+    if not 1 <= number <= most:
+        raise invalid(field, number, expected)
+    return number
+
+
+def one_of(field: str, value: Any, names: Iterable[str]) -> str:
+    """One of these names. Raises InvalidRequestError for anything else."""
+    names = list(names)
+    if not isinstance(value, str) or value not in names:
+        raise invalid(field, value, f"one of {', '.join(names)}")
+    return value
+
+
+def folder(field: str, value: Any) -> Path:
+    """The path of a folder. Raises InvalidRequestError for what names none; `Path("")` is `.`, as Python has it."""
+    name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise invalid(field, value, "the name of a folder")
+    return Path(name)
+
+
+def model(value: Any) -> None:
+    """Raises InvalidRequestError for what is no name of a model and no engine."""
+    named = isinstance(value, str | os.PathLike)
+    if not named and not all(callable(getattr(value, name, None)) for name in ("forward", "model")):
+        raise invalid("model", value, "a hub id, a folder, or a `TransformersForward`")

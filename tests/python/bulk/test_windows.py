@@ -1,0 +1,32 @@
+"""Ids of windows: what is no id is a row that failed, and what stands in for it is nobody else's."""
+
+from pathlib import Path
+
+import pytest
+
+import prefill_router as pr
+from fixtures.engine import Engine
+
+from .helpers import extract
+
+
+@pytest.mark.parametrize("format_name", ["safetensors", "parquet", "llm-router"])
+def test_an_id_that_is_no_text_is_a_failed_row(format_name: str, fake: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "a", "prompt": "x"}\n{"id": "b\\ud800", "prompt": "y"}\n{"\\ud800": 1}\n')
+    assert extract(path, fake, tmp_path / "out", format=format_name).failed == 2
+    features = pr.load(tmp_path / "out")
+    assert features.ids == ["a", "row 1", "row 2"]
+    assert features.failed.tolist() == [False, True, True]
+    errors = features.shard(0).errors
+    assert str(errors[1]).startswith(r"invalid id `b\ud800` at row 1: expected ")
+    assert errors[2].kind == "invalid_request"
+
+
+@pytest.mark.parametrize("order", [["row 1", None, "c"], ["a", None, "row 1"], ["a", None, "c", "row 1"]])
+def test_the_stand_in_of_a_failed_id_is_no_duplicate(order: list[str | None], fake: Engine, tmp_path: Path) -> None:
+    rows = [{"id": name, "prompt": "x"} for name in order]
+    for size in (1, 3, 100):
+        assert extract(rows, fake, tmp_path / f"out-{size}", rows_per_shard=size).failed == 1
+    with pytest.raises(pr.InvalidRequestError, match="row 0 has it too"):
+        extract([*rows, rows[0]], fake, tmp_path / "twice", rows_per_shard=2)
