@@ -172,7 +172,9 @@ fn attached(folder: &Path) {
         say("forward");
         let waiting: Vec<_> = (0..4).map(|_| first.forward(hello())).collect();
         first.close(Close::Drain);
-        waiting.into_iter().for_each(|reply| drop(reply.wait().unwrap()));
+        for reply in waiting {
+            reply.wait().unwrap();
+        }
         say("closed");
         let second = handle();
         let waiting: Vec<_> = (0..4).map(|_| second.forward(hello())).collect();

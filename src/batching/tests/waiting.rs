@@ -24,6 +24,15 @@ fn answer<T: Send + 'static>(reply: Reply<T>) -> Result<T> {
     in_time(|| reply.wait())
 }
 
+/// All that a bare executor needs.
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 #[test]
 fn any_executor_runs_a_reply() {
     let asks = |handle: Handle| async move {
@@ -48,12 +57,6 @@ fn any_executor_runs_a_reply() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async { tokio::spawn(asked).await.unwrap() })
     }));
-    struct Unpark(thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
     let asked = asks(handle);
     check(in_time(|| {
         let (waker, mut asked) =
