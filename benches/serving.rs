@@ -59,7 +59,7 @@ fn main() -> Result<()> {
         handles[at].print("handle");
     }
     handle.close(Close::Drain);
-    print_ratios("throughput", &mutexes, &handles, |round| round.per_second());
+    print_ratios("throughput", &mutexes, &handles, Round::per_second);
     print_ratios("p50", &mutexes, &handles, |round| round.quantile(0.50).as_secs_f64());
     print_ratios("p95", &mutexes, &handles, |round| round.quantile(0.95).as_secs_f64());
     Ok(())

@@ -69,18 +69,24 @@ fn probe(vector: &[f32]) -> Route {
     if vector.first().is_some_and(|&number| number > 305.0) { Route::Large } else { Route::Small }
 }
 
-fn backend() -> Result<Box<dyn PrefillForward>, RouteError> {
-    #[cfg(feature = "transformers")]
-    if let Some(model) = env::args().nth(1) {
-        return Ok(Box::new(prefill_router::TransformersForward::new(model)?));
+fn backend(model: Option<String>) -> Result<Box<dyn PrefillForward>, RouteError> {
+    match model {
+        None => Ok(Box::new(FakeForward::new(4, 8).with_context_window(6))),
+        #[cfg(feature = "transformers")]
+        Some(model) => Ok(Box::new(prefill_router::TransformersForward::new(model)?)),
+        #[cfg(not(feature = "transformers"))]
+        Some(model) => {
+            let detail = "this build has no backend for models".to_owned();
+            Err(PrefillError::ModelLoad { model, detail, names: Vec::new() }.into())
+        }
     }
-    Ok(Box::new(FakeForward::new(4, 8).with_context_window(6)))
 }
 
 fn main() -> ExitCode {
     let prompts =
         ["what is a monad?", "characterise gravitational singularities", "a a a a a a a a"];
-    let router = match backend().and_then(|backend| Router::new(backend, BatchedConfig::new())) {
+    let backend = backend(env::args().nth(1));
+    let router = match backend.and_then(|backend| Router::new(backend, BatchedConfig::new())) {
         Ok(router) => router,
         Err(error) => {
             eprintln!("error: {error:?}");

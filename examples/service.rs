@@ -143,7 +143,7 @@ async fn features(
     State(handle): State<Handle>,
     ask: Result<Json<Ask>, JsonRejection>,
 ) -> Result<Response, Failure> {
-    let Json(ask) = ask.map_err(Failure::body)?;
+    let Json(ask) = ask?;
     let request = ForwardRequest::try_from(ask)?;
     loaded(&handle)?;
     // This future is dropped if the client hangs up, and the request with it.
@@ -210,8 +210,8 @@ struct Failure {
     words: String,
 }
 
-impl Failure {
-    fn body(error: JsonRejection) -> Self {
+impl From<JsonRejection> for Failure {
+    fn from(error: JsonRejection) -> Self {
         let kind = ErrorKind::InvalidRequest.slug();
         Self { status: StatusCode::BAD_REQUEST, kind, words: error.body_text() }
     }

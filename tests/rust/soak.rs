@@ -110,7 +110,7 @@ impl Scene {
             }
             thread::sleep(end.saturating_duration_since(Instant::now()));
             closing.store(true, Ordering::SeqCst);
-            handle.close(if seed % 2 == 0 { Close::Drain } else { Close::Refuse });
+            handle.close(if seed.is_multiple_of(2) { Close::Drain } else { Close::Refuse });
         });
     }
 
