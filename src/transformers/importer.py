@@ -35,5 +35,4 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 def install(package, sources):
-    if not any(isinstance(finder, SourceFinder) and finder.package == package for finder in sys.meta_path):
-        sys.meta_path.append(SourceFinder(package, sources))
+    sys.meta_path.append(SourceFinder(package, sources))

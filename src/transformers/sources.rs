@@ -1,6 +1,7 @@
 //! Where the engine's Python modules come from: the table compiled into the crate, or the installed package.
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 /// `(name below the package, is a package, source)` of each engine module; written by build.rs.
 const TABLE: &[(&str, bool, &str)] = include!(concat!(env!("OUT_DIR"), "/engine_sources.rs"));
@@ -28,13 +29,7 @@ impl Sources {
     pub fn import<'py>(self, py: Python<'py>, module: &str) -> PyResult<Bound<'py, PyModule>> {
         let package = match self {
             Self::Embedded => {
-                let importer = PyModule::from_code(
-                    py,
-                    pyo3::ffi::c_str!(include_str!("importer.py")),
-                    c"<embedded importer>",
-                    c"_prefill_router_importer",
-                )?;
-                importer.getattr("install")?.call1((EMBEDDED, TABLE.to_vec()))?;
+                install(py)?;
                 EMBEDDED
             }
             #[cfg(feature = "python")]
@@ -42,4 +37,20 @@ impl Sources {
         };
         py.import(format!("{package}.{module}").as_str())
     }
+}
+
+/// Makes the embedded engine importable, once: another finder would be asked at every import of the process.
+fn install(py: Python<'_>) -> PyResult<()> {
+    static INSTALLED: PyOnceLock<()> = PyOnceLock::new();
+    let run = || {
+        let importer = PyModule::from_code(
+            py,
+            pyo3::ffi::c_str!(include_str!("importer.py")),
+            c"<embedded importer>",
+            c"_prefill_router_importer",
+        )?;
+        importer.getattr("install")?.call1((EMBEDDED, TABLE.to_vec()))?;
+        Ok(())
+    };
+    INSTALLED.get_or_try_init(py, run).copied()
 }

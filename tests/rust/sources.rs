@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use prefill_router::{ErrorKind, ForwardRequest, Layer, Pooling, PrefillError, PrefillForward};
+use pyo3::prelude::*;
 
-use crate::fixtures::{forward, python};
+use crate::fixtures::{case, forward, python};
 use crate::variants::folder;
 
 #[test]
@@ -29,6 +30,23 @@ fn an_error_of_no_known_kind_comes_with_its_type_message_and_the_lines_that_rais
     let text = std::fs::read_to_string(file).unwrap();
     assert!(text.lines().any(|line| line.trim() == source), "{source}");
     assert!(traceback.contains("_prefill_router_engine/verify.py"), "{traceback}");
+}
+
+#[test]
+fn forwards_that_come_and_go_share_one_importer() {
+    for _ in 0..3 {
+        forward(&case("llama").folder).model().unwrap();
+    }
+    let importers = Python::attach(|py| {
+        let finders = py.import("sys").unwrap().getattr("meta_path").unwrap();
+        let name = |finder: Bound<'_, PyAny>| finder.get_type().name().unwrap().to_string();
+        finders
+            .try_iter()
+            .unwrap()
+            .filter(|finder| name(finder.as_ref().unwrap().clone()) == "SourceFinder")
+            .count()
+    });
+    assert_eq!(importers, 1);
 }
 
 /// One error of each kind, with the names of its facts.
