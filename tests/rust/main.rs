@@ -22,6 +22,7 @@ mod parity;
 mod rows;
 mod service;
 mod situations;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod soak;
 mod sources;
 mod surrogates;
