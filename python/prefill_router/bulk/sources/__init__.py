@@ -61,6 +61,8 @@ def open_source(source: Any, columns: Columns, source_format: str | None = None)
 def _open_file(path: Path, columns: Columns, source_format: str | None) -> Source:
     if str(path) == "-":
         return lines.read_stdin(columns, source_format)
+    if "\0" in str(path):
+        raise invalid("source", repr(str(path)), "a file name without NUL")
     chosen = source_format or SUFFIXES.get(path.suffix.lower())
     if chosen is None:
         raise invalid("source", path, f"a file name that ends in {', '.join(SUFFIXES)}, or source_format to be given")

@@ -72,25 +72,39 @@ class Columns:
 def from_records(records: Iterator[Any], columns: Columns, source: str) -> Iterator[Batch]:
     """Batches of rows that come one by one: a mapping of columns, or a `Bad` in its place.
 
-    The first mapping decides which columns there are; a later one that lacks them is a row that failed.
+    The first row that is no `Bad` decides which columns there are, and whether rows have ids. A later one that lacks
+    them is a row that failed. Nothing is given before that is known, however many rows are bad.
+
+    Raises:
+        InvalidRequestError: a column is missing, or an id comes where the first row has none.
     """
     id_column: str | None = None
     known = False
     ids: list[Any] = []
     prompts: list[Any] = []
-    for record in records:
+    for row, record in enumerate(records):
         if isinstance(record, Mapping):
             if not known:
-                id_column, known = columns.found(record, source), True
+                id_column = columns.found(record, source)
+            elif id_column is None and (columns.id or "id") in record:
+                expected = "ids in all rows or in none, and the first row has none"
+                raise invalid("id", record[columns.id or "id"], expected, row)
             prompts.append(_field(record, columns.prompt))
             ids.append(None if id_column is None else _field(record, id_column))
         else:
             prompts.append(record)
             ids.append(None)
-        if len(prompts) == ROWS_PER_BATCH:
+        known = known or not isinstance(record, Bad)
+        if known and len(prompts) >= ROWS_PER_BATCH:
             yield Batch(ids if id_column is not None else None, prompts)
             ids, prompts = [], []
     yield Batch(ids if id_column is not None else None, prompts)
+
+
+def refuse_utf16(start: bytes, source: str) -> None:
+    """Raises InvalidRequestError if the first bytes of a text are the mark of UTF-16, of which no row can be read."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise invalid("source", source, "UTF-8 text, not UTF-16; save it as UTF-8")
 
 
 def _field(record: Mapping[str, Any], name: str) -> Any:

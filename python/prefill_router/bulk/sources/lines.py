@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..problems import invalid
-from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, from_records
+from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, from_records, refuse_utf16
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -27,29 +27,36 @@ def read(path: Path, columns: Columns, source_format: str) -> Source:
 
 
 def read_stdin(columns: Columns, source_format: str | None) -> Source:
-    """Lines of stdin; JSONL if the first line is a JSON object, unless the format is given."""
-    file: BinaryIO = sys.stdin.buffer
+    """Lines of stdin; JSONL if the first line that is not blank begins with a brace, unless the format is given."""
+    # None where the process was started with stdin closed; a program may have put in a stream without bytes.
+    file: BinaryIO | None = getattr(sys.stdin, "buffer", None)
+    if file is None or file.closed:
+        raise invalid("source", "-", "stdin to be open for reading bytes")
     if source_format not in (None, "text", "jsonl"):
         raise invalid("source_format", source_format, "text or jsonl on stdin")
     if source_format is not None:
         return _source("stdin", file, columns, source_format)
-    first = next((line for line in file if line.removeprefix(_BOM).strip()), b"")
-    source_format = "jsonl" if isinstance(_from_json(1, _decode(1, first.removeprefix(_BOM))), dict) else "text"
-    return _source("stdin", chain([first], file), columns, source_format)
+    head: list[bytes] = []
+    first = b""
+    while not first and (line := file.readline()):
+        head.append(line)
+        first = line.removeprefix(_BOM).strip()
+    return _source("stdin", chain(head, file), columns, "jsonl" if first.startswith(b"{") else "text")
 
 
 def _source(name: str, file: Iterable[bytes], columns: Columns, source_format: str) -> Source:
-    texts = _texts(file)
+    texts = _texts(name, file)
     if source_format == "text":
         return Source(name, _batches(text for _, text in texts))
     records = (text if isinstance(text, Bad) else _from_json(line, text) for line, text in texts)
     return Source(name, from_records(records, columns, name))
 
 
-def _texts(file: Iterable[bytes]) -> Iterator[tuple[int, str | Bad]]:
+def _texts(name: str, file: Iterable[bytes]) -> Iterator[tuple[int, str | Bad]]:
     """Line number, counted from 1, and text of every line that is not blank."""
     for line, raw in enumerate(file, start=1):
         if line == 1:
+            refuse_utf16(raw, name)
             raw = raw.removeprefix(_BOM)
         if raw.strip():
             yield line, _decode(line, raw)

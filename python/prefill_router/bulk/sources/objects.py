@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from ..problems import invalid
 from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, from_records
+from .tables import from_arrow
 
 
 def read(source: Any, columns: Columns) -> Source:
     """Opens whatever it is.
 
     Raises:
-        InvalidRequestError: rows cannot be taken from it in an order.
+        InvalidRequestError: rows cannot be taken from it in an order, or it is a table that Arrow cannot hold.
     """
     name = type(source).__name__
-    if callable(getattr(source, "iter", None)):
+    # Without features, a dataset does not know its columns: each row may have others.
+    if callable(getattr(source, "iter", None)) and getattr(source, "features", None) is not None:
         return Source(name, _from_dataset(source, columns, name))
-    if hasattr(source, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        from .tables import from_arrow
-
-        reader = pa.RecordBatchReader.from_stream(source)
+    if isinstance(source, pa.Array | pa.ChunkedArray):
+        source = pa.table([source], names=[columns.prompt])
+    # What has one dtype is a series, not a table: its items are the prompts.
+    if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "dtype"):
+        try:
+            reader = pa.RecordBatchReader.from_stream(source)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise invalid(
+                "source", name, f"a table with columns of one type and names that differ ({error})"
+            ) from error
         return from_arrow(reader, columns, name, reader.schema.names)
     if isinstance(source, bytes | Mapping | set | frozenset) or not isinstance(source, Iterable):
         expected = "a file, a split of a dataset, an Arrow table or an iterable of dicts or prompts, in an order"

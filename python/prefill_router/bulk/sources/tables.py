@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..problems import invalid
-from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source
+from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, refuse_utf16
 
 _LONGEST_CELL = 1 << 28  # a quote that is never closed ends there, and not with the file
+_DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for names of columns
 
 
 def read(path: Path, columns: Columns, source_format: str) -> Source:
@@ -24,7 +25,7 @@ def read(path: Path, columns: Columns, source_format: str) -> Source:
         return _csv(path, columns)
     try:
         return _parquet(path, columns) if source_format == "parquet" else _ipc(path, columns)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _damaged(path.name, source_format, error) from error
 
 
@@ -34,10 +35,19 @@ def _csv(path: Path, columns: Columns) -> Source:
     # Bytes that are no UTF-8 become surrogates, by which the one row that holds them is known.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
-    reader = csv.reader(text)
+    reader = csv.reader(text, strict=True)
+    began = 1
+
+    def lines() -> Iterator[list[str]]:
+        nonlocal began
+        for cells in reader:
+            yield cells
+            began = reader.line_num + 1
 
     def rows() -> Iterator[Batch]:
-        header = next(reader, None)
+        refuse_utf16(file.peek(2), path.name)
+        records = lines()
+        header = next(records, None)
         if header is None:
             return
         id_column = columns.found(header, path.name)
@@ -45,7 +55,7 @@ def _csv(path: Path, columns: Columns) -> Source:
         id_at = None if id_column is None else _once(header, id_column, path.name)
         ids: list[Any] = []
         prompts: list[Any] = []
-        for cells in reader:
+        for cells in records:
             if not cells:
                 continue
             whole = len(cells) == len(header)
@@ -60,12 +70,14 @@ def _csv(path: Path, columns: Columns) -> Source:
         try:
             yield from rows()
         except csv.Error as error:
-            raise invalid("source", f"{path.name}, line {reader.line_num}", f"CSV ({error})") from error
+            # Where rows begin is not certain after a stray quote, so that none can be failed in place of the run.
+            expected = f"CSV whose quotes are closed, and doubled inside a cell ({error})"
+            raise invalid("source", f"{path.name}, the row from line {began}", expected) from error
 
     return Source(path.name, batches(), lambda: file.tell() / max(size, 1), text.close)
 
 
-def _once(header: list[str], column: str, source: str) -> int:
+def _once(header: Sequence[str], column: str, source: str) -> int:
     if header.count(column) > 1:
         raise invalid("source", source, f"one column `{column}`, not {header.count(column)}")
     return header.index(column)
@@ -108,20 +120,49 @@ def from_arrow(
 ) -> Source:
     """A source of record batches, of whatever size they are."""
     id_column = columns.found(names, source)
+    for column in (columns.prompt, id_column):
+        if column is not None:
+            _once(names, column, source)
     done = [0]
 
     def read() -> Iterator[Batch]:
         try:
             for whole in batches:
+                for column in {columns.prompt, id_column or columns.prompt}:
+                    _validate(whole.column(column))
                 for at in range(0, whole.num_rows, ROWS_PER_BATCH):
                     part = whole.slice(at, ROWS_PER_BATCH)
                     done[0] += part.num_rows
                     ids = None if id_column is None else python_values(part.column(id_column))
                     yield Batch(ids, python_values(part.column(columns.prompt)))
-        except pa.ArrowException as error:
-            raise _damaged(source, "table", error) from error
+        except _DAMAGE as error:
+            raise _damaged(source, "Arrow", error) from error
 
     return Source(source, read(), lambda: done[0] / rows if rows else 0.0)
+
+
+def _validate(column: pa.Array) -> None:
+    """Raises ArrowInvalid for lengths and offsets that point outside of the data: Arrow does not look, and crashes.
+
+    Texts count as bytes, for one that is no UTF-8 is the fault of its row alone.
+    """
+    column.validate()
+    binary = _as_binary(column.type)
+    (column if binary == column.type else column.view(binary)).validate(full=True)
+
+
+def _as_binary(type: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(type):
+        return pa.binary()
+    if pa.types.is_large_string(type):
+        return pa.large_binary()
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(_as_binary(type.value_type)))
+    if pa.types.is_large_list(type):
+        return pa.large_list(type.value_field.with_type(_as_binary(type.value_type)))
+    if pa.types.is_struct(type):
+        return pa.struct([field.with_type(_as_binary(field.type)) for field in type])
+    return type
 
 
 def python_values(column: pa.Array) -> list[Any]:
@@ -156,4 +197,4 @@ def _message(item: Any) -> Any:
 
 
 def _damaged(source: str, source_format: str, error: Exception) -> Exception:
-    return invalid("source", source, f"a {source_format} file that can be read ({error})")
+    return invalid("source", source, f"{source_format} data that can be read ({error})")
