@@ -47,7 +47,9 @@ EXIT_MOVED = 4
 def make(
     prompts: Annotated[str, typer.Argument(help=".jsonl, .csv, .parquet, .arrow, .feather or .txt; - reads stdin.")],
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A .safetensors file; an older golden file is replaced.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="A .safetensors file; an older golden file is replaced.")
+    ],
     layers: Annotated[str, typer.Option(help="upper_half, all, final, or a list such as 3,7,-1,final.")] = "upper_half",
     pooling: Annotated[str, typer.Option(help="last, mean, or last,mean.")] = "last,mean",
     prompt_column: Annotated[str, typer.Option(help="The column of prompts: text or chat messages.")] = "prompt",
