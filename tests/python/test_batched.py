@@ -328,7 +328,7 @@ def test_closing_drains(gate: Gate) -> None:
     futures.append(batched.submit(of(4)))
     closing = threading.Thread(target=batched.close)
     closing.start()
-    until(lambda: isinstance(_error(lambda: batched.forward(of(5))), pr.ClosedError))
+    until(lambda: isinstance(_error(lambda: batched.forward(of(5), deadline=0.05)), pr.ClosedError))
     assert isinstance(batched.submit(of(5)).exception(PATIENCE), pr.ClosedError)
     assert closing.is_alive()
     gate.open()
