@@ -285,6 +285,16 @@ impl PrefillError {
         }
     }
 
+    /// The system gives no thread.
+    pub(crate) fn no_thread(error: &std::io::Error) -> Self {
+        Self::Environment {
+            interpreter: None,
+            prefix: None,
+            missing: format!("a thread: {error}"),
+            fix: "raise the limit of threads of this process".to_owned(),
+        }
+    }
+
     /// A result that is not what was asked for.
     pub(crate) fn invalid_result(expected: impl Into<String>, found: impl Into<String>) -> Self {
         Self::InvalidResult { expected: expected.into(), found: found.into() }

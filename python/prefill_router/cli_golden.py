@@ -23,15 +23,25 @@ from .cli_options import (
     CacheDir,
     Device,
     Dtype,
+    Layers,
+    MaxLength,
     Model,
+    Overflow,
+    Pooling,
+    PromptColumn,
+    Raw,
+    Reference,
     Revision,
+    Source,
+    SourceFormat,
+    TemplateKwargs,
     Traceback,
     TrustRemoteCode,
     Verify,
-    json_object,
     one_line_errors,
     open_forward,
-    parse_layers,
+    profile,
+    request_settings,
 )
 
 app = typer.Typer(
@@ -45,28 +55,20 @@ EXIT_MOVED = 4
 
 @app.command()
 def make(
-    prompts: Annotated[str, typer.Argument(help=".jsonl, .csv, .parquet, .arrow, .feather or .txt; - reads stdin.")],
+    prompts: Source,
     model: Model,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="A .safetensors file; an older golden file is replaced.")
     ],
-    layers: Annotated[str, typer.Option(help="upper_half, all, final, or a list such as 3,7,-1,final.")] = "upper_half",
-    pooling: Annotated[str, typer.Option(help="last, mean, or last,mean.")] = "last,mean",
-    prompt_column: Annotated[str, typer.Option(help="The column of prompts: text or chat messages.")] = "prompt",
-    source_format: Annotated[
-        str | None, typer.Option(help="text, jsonl, csv, parquet or arrow. Default: by the name of PROMPTS.")
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Tokenize texts as they stand, without the chat template.")
-    ] = False,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="llm-router's extractor bit for bit: padded, cut at 2048 tokens.")
-    ] = False,
-    template_kwargs: Annotated[str, typer.Option(help="JSON object of variables for the chat template.")] = "{}",
-    max_length: Annotated[
-        int | None, typer.Option(help="Most tokens per prompt. Default: the profile's; else the context window.")
-    ] = None,
-    overflow: Annotated[str | None, typer.Option(help="error, keep_template or right. Default: the profile's.")] = None,
+    layers: Layers = "upper_half",
+    pooling: Pooling = "last,mean",
+    prompt_column: PromptColumn = "prompt",
+    source_format: SourceFormat = None,
+    raw: Raw = False,
+    reference: Reference = False,
+    template_kwargs: TemplateKwargs = "{}",
+    max_length: MaxLength = None,
+    overflow: Overflow = None,
     revision: Revision = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -83,14 +85,8 @@ def make(
     Example: prefill-router golden make prompts.jsonl -m Qwen/Qwen3-0.6B -o router/golden.safetensors --layers 14,20
     """
     with one_line_errors(traceback):
-        settings: dict[str, Any] = {
-            "layers": parse_layers(layers),
-            "pooling": [name.strip() for name in pooling.split(",")],
-            "chat_template_kwargs": json_object(template_kwargs),
-        }
-        given = {"max_length": max_length, "overflow": overflow}
-        settings |= {name: value for name, value in given.items() if value is not None}
-        request = Request("reference" if reference else "default", settings, raw)
+        settings = request_settings(layers, pooling, template_kwargs, max_length=max_length, overflow=overflow)
+        request = Request(profile(reference), settings, raw)
         # Whatever can be refused without the model is refused before it is loaded.
         made = request.made(list(_prompts(prompts, prompt_column, source_format)))
         if not output.parent.is_dir() or output.is_dir():

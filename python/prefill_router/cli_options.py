@@ -24,6 +24,22 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. D
 CacheDir = Annotated[Path | None, typer.Option(help="Where hub files are kept. Default: huggingface_hub's folder.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let code that comes with the model run.")]
 Verify = Annotated[bool, typer.Option(help="Check the fast paths against the plain forward at load.")]
+Source = Annotated[str, typer.Argument(help=".jsonl, .csv, .parquet, .arrow, .feather or .txt; - reads stdin.")]
+SourceFormat = Annotated[
+    str | None, typer.Option(help="text, jsonl, csv, parquet or arrow. Default: by the name of the file.")
+]
+PromptColumn = Annotated[str, typer.Option(help="The column of prompts: text or chat messages.")]
+Layers = Annotated[str, typer.Option(help="upper_half, all, final, or a list such as 3,7,-1,final.")]
+Pooling = Annotated[str, typer.Option(help="last, mean, or last,mean.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Tokenize texts as they stand, without the chat template.")]
+Reference = Annotated[
+    bool, typer.Option("--reference", help="llm-router's extractor bit for bit: padded, cut at 2048 tokens.")
+]
+TemplateKwargs = Annotated[str, typer.Option(help="JSON object of variables for the chat template.")]
+MaxLength = Annotated[
+    int | None, typer.Option(help="Most tokens per prompt. Default: the profile's; else the context window.")
+]
+Overflow = Annotated[str | None, typer.Option(help="error, keep_template or right. Default: the profile's.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -75,16 +91,29 @@ def one_line_errors(traceback: bool, interrupted: str = "interrupted") -> Iterat
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def parse_layers(text: str) -> Any:
-    """Layers as `ForwardRequest` takes them."""
+def request_settings(layers: str, pooling: str, template_kwargs: str, **given: Any) -> dict[str, Any]:
+    """Keyword arguments of `ForwardRequest`; those of `given` that are None are left to the profile."""
+    settings: dict[str, Any] = {
+        "layers": _layers(layers),
+        "pooling": [name.strip() for name in pooling.split(",")],
+        "chat_template_kwargs": _json_object(template_kwargs),
+    }
+    return settings | {name: value for name, value in given.items() if value is not None}
+
+
+def profile(reference: bool) -> str:
+    """The name of the profile that `--reference` chooses."""
+    return "reference" if reference else "default"
+
+
+def _layers(text: str) -> Any:
     if text in ("upper_half", "all", "final"):
         return text
     parts = [part.strip() for part in text.split(",")]
     return [int(part) if re.fullmatch(r"-?[0-9]{1,18}", part) else part for part in parts]
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Variables of the chat template. Raises InvalidRequestError if it is no JSON object."""
+def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -191,8 +191,7 @@ def extract(
     if output is not None:
         arguments.folder("output", output)
     stage = {"model_options": options, "profile": profile, "raw": raw, "storage": storage, **request.settings}
-    if duplicate_ids not in ("error", "allow"):
-        raise invalid("duplicate_ids", duplicate_ids, "error or allow")
+    arguments.duplicate_ids(duplicate_ids)
     if not ray.is_initialized():
         ray.init()
     resources = _resources(options.get("device"), workers, cpus_per_worker)

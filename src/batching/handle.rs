@@ -286,12 +286,7 @@ struct Owner {
 impl Owner {
     fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let started = thread::Builder::new().name(name.to_owned()).spawn(run);
-        let thread = started.map_err(|error| PrefillError::Environment {
-            interpreter: None,
-            prefix: None,
-            missing: format!("a thread: {error}"),
-            fix: "raise the limit of threads of this process".to_owned(),
-        })?;
+        let thread = started.map_err(|error| PrefillError::no_thread(&error))?;
         self.ids.push(thread.thread().id());
         self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())

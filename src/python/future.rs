@@ -61,12 +61,7 @@ pub(super) fn start() -> Result<Sender<Arc<Pending>>> {
     let started = thread::Builder::new()
         .name("prefill-answers".to_owned())
         .spawn(move || hand_over_all(&receiver));
-    started.map_err(|error| PrefillError::Environment {
-        interpreter: None,
-        prefix: None,
-        missing: format!("a thread: {error}"),
-        fix: "raise the limit of threads of this process".to_owned(),
-    })?;
+    started.map_err(|error| PrefillError::no_thread(&error))?;
     Ok(sender)
 }
 

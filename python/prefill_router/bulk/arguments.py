@@ -33,6 +33,12 @@ def one_of(field: str, value: Any, names: Iterable[str]) -> str:
     return value
 
 
+def duplicate_ids(value: Any) -> None:
+    """Raises InvalidRequestError for what is no rule about ids that come twice."""
+    if value not in ("error", "allow"):
+        raise invalid("duplicate_ids", value, "error or allow")
+
+
 def folder(field: str, value: Any) -> Path:
     """The path of a folder. Raises InvalidRequestError for what names none; `Path("")` is `.`, as Python has it."""
     name = os.fspath(value) if isinstance(value, str | os.PathLike) else None

@@ -18,15 +18,25 @@ from ..cli_options import (
     CacheDir,
     Device,
     Dtype,
+    Layers,
+    MaxLength,
     Model,
+    Overflow,
+    Pooling,
+    PromptColumn,
+    Raw,
+    Reference,
     Revision,
+    Source,
+    SourceFormat,
+    TemplateKwargs,
     Traceback,
     TrustRemoteCode,
     Verify,
-    json_object,
     one_line_errors,
     open_forward,
-    parse_layers,
+    profile,
+    request_settings,
 )
 from . import read, run
 from .progress import Progress
@@ -34,32 +44,24 @@ from .summary import Summary
 
 
 def extract(
-    source: Annotated[str, typer.Argument(help=".jsonl, .csv, .parquet, .arrow, .feather or .txt; - reads stdin.")],
+    source: Source,
     model: Model,
     output: Annotated[str, typer.Option("--output", "-o", help="A folder. One that was begun is gone on with.")],
     format: Annotated[str, typer.Option(help="safetensors, parquet or llm-router.")] = "safetensors",
     storage: Annotated[str, typer.Option(help="float32, float16 or bfloat16: numbers in the files.")] = "float32",
-    layers: Annotated[str, typer.Option(help="upper_half, all, final, or a list such as 3,7,-1,final.")] = "upper_half",
-    pooling: Annotated[str, typer.Option(help="last, mean, or last,mean.")] = "last,mean",
-    prompt_column: Annotated[str, typer.Option(help="The column of prompts: text or chat messages.")] = "prompt",
+    layers: Layers = "upper_half",
+    pooling: Pooling = "last,mean",
+    prompt_column: PromptColumn = "prompt",
     id_column: Annotated[
         str | None, typer.Option(help="The column that names rows. Default: id where there is one, else row numbers.")
     ] = None,
-    source_format: Annotated[
-        str | None, typer.Option(help="text, jsonl, csv, parquet or arrow. Default: by the name of SOURCE.")
-    ] = None,
+    source_format: SourceFormat = None,
     duplicate_ids: Annotated[str, typer.Option(help="error, or allow.")] = "error",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Tokenize texts as they stand, without the chat template.")
-    ] = False,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="llm-router's extractor bit for bit: padded, cut at 2048 tokens.")
-    ] = False,
-    template_kwargs: Annotated[str, typer.Option(help="JSON object of variables for the chat template.")] = "{}",
-    max_length: Annotated[
-        int | None, typer.Option(help="Most tokens per prompt. Default: the profile's; else the context window.")
-    ] = None,
-    overflow: Annotated[str | None, typer.Option(help="error, keep_template or right. Default: the profile's.")] = None,
+    raw: Raw = False,
+    reference: Reference = False,
+    template_kwargs: TemplateKwargs = "{}",
+    max_length: MaxLength = None,
+    overflow: Overflow = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens per forward. Default: 2048.")] = None,
     rows_per_shard: Annotated[
         int | None, typer.Option(help="Rows of a file. Default: 2048, fewer where they exceed 128 MiB.")
@@ -89,17 +91,10 @@ def extract(
     Example: prefill-router extract prompts.jsonl -m Qwen/Qwen3-0.6B -o features --layers 14,20,final
     """
     with one_line_errors(traceback, "interrupted; the same command goes on where it stopped"):
-        settings: dict[str, Any] = {
-            "layers": parse_layers(layers),
-            "pooling": [name.strip() for name in pooling.split(",")],
-            "chat_template_kwargs": json_object(template_kwargs),
-        }
-        given = {
-            "max_length": max_length,
-            "overflow": overflow,
-            "batching": None if max_tokens is None else pr.Packed(max_tokens),
-        }
-        settings |= {name: value for name, value in given.items() if value is not None}
+        batching = None if max_tokens is None else pr.Packed(max_tokens)
+        settings = request_settings(
+            layers, pooling, template_kwargs, max_length=max_length, overflow=overflow, batching=batching
+        )
         chosen = [name.strip() for name in devices.split(",")] if devices else []
         options: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype, "cache_dir": cache_dir}
         options |= {"trust_remote_code": trust_remote_code, "verify": verify}
@@ -115,7 +110,7 @@ def extract(
                 id_column=id_column,
                 source_format=source_format,
                 duplicate_ids=duplicate_ids,
-                profile="reference" if reference else "default",
+                profile=profile(reference),
                 raw=raw,
                 rows_per_shard=rows_per_shard,
                 fail_fast=fail_fast,

@@ -93,7 +93,7 @@ def extract(
     arguments.model(model)
     path = arguments.folder("output", output)
     plan.rows_per_shard(rows_per_shard, 1)
-    _check_duplicates(duplicate_ids)
+    arguments.duplicate_ids(duplicate_ids)
     options = dict(model_options or {})
     cache_dir = options.pop("cache_dir", None) or cache_dir
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
@@ -156,7 +156,7 @@ def iterate(
     """
     request = Request(profile, settings, raw)
     request.check()
-    _check_duplicates(duplicate_ids)
+    arguments.duplicate_ids(duplicate_ids)
     arguments.model(model)
     plan.rows("window", window, 1)
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
@@ -183,8 +183,3 @@ def _forward(
 def _row_bytes(request: Request, layers: list[Layer], hidden: int) -> int:
     """float32 size of a row's vectors."""
     return len(request.poolings) * len(layers) * hidden * 4
-
-
-def _check_duplicates(value: str) -> None:
-    if value not in ("error", "allow"):
-        raise invalid("duplicate_ids", value, "error or allow")
