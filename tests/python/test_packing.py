@@ -56,3 +56,16 @@ def test_a_row_begins_without_the_masks_of_a_row_that_was_broken_off() -> None:
     gc.collect()
     assert life() is None
     assert packing.tokens == 3
+
+
+def test_ends_are_made_once_for_a_row_and_anew_for_the_next() -> None:
+    packing = Packing()
+    packing.enter(BOUNDS)
+    ends = packing.ends(torch.device("cpu"))
+    assert ends.dtype == torch.int32
+    assert ends.tolist() == [0, 2, 7]
+    assert packing.longest == 5
+    assert packing.ends(torch.device("cpu")) is ends
+    packing.leave()
+    packing.enter([(0, 3)])
+    assert packing.ends(torch.device("cpu")).tolist() == [0, 3]

@@ -20,7 +20,8 @@ from prefill_router.engine.attention.varlen import Varlen, find_kernel
 from .helpers import alone, assert_close, every_layer, given, ids, watch
 
 PROMPTS = ids(5, 7, 1, 30, 12)
-BOUNDS = [(0, 2), (2, 3), (3, 7)]
+ENDS = torch.tensor([0, 2, 3, 7], dtype=torch.int32)
+LONGEST = 4
 
 
 class StandIn:
@@ -128,7 +129,7 @@ def test_a_kernel_that_fails_is_asked_once(use: Any, monkeypatch: pytest.MonkeyP
 def attend(use: Any, interface: Any = sdpa_attention_forward, scale: float = 0.5, **arguments: Any) -> Tensor | None:
     use(StandIn())
     states = [torch.randn(1, 2, 7, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    return Varlen().attend(interface, nn.Identity(), *states, BOUNDS, scale, arguments)
+    return Varlen().attend(interface, nn.Identity(), *states, ENDS, LONGEST, scale, arguments)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,9 @@ def test_on_other_devices_and_in_float32_it_is_not_asked(real: str, use: Any, mo
     use(StandIn())
     monkeypatch.setattr(varlen, real, original)
     states = torch.randn(1, 2, 7, 8)
-    assert Varlen().attend(sdpa_attention_forward, nn.Identity(), states, states, states, BOUNDS, 0.5, {}) is None
+    assert (
+        Varlen().attend(sdpa_attention_forward, nn.Identity(), states, states, states, ENDS, LONGEST, 0.5, {}) is None
+    )
 
 
 def test_the_kernel_of_this_torch_takes_what_it_is_given() -> None:

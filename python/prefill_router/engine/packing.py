@@ -19,11 +19,24 @@ class Packing:
         self.bounds: list[tuple[int, int]] = []
         self._masks: dict[tuple[int, int, int], Tensor | None] = {}
         self._kept: list[Tensor] = []
+        self._ends: dict[torch.device, Tensor] = {}
         self.varlen = Varlen()
 
     @property
     def tokens(self) -> int:
         return self.bounds[-1][1]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(end - start for start, end in self.bounds)
+
+    def ends(self, device: torch.device) -> Tensor:
+        """int32 [prompts + 1]: 0 and the end of each prompt. Made once per row, not for every layer."""
+        if device not in self._ends:
+            ends = [0, *(end for _, end in self.bounds)]
+            self._ends[device] = torch.tensor(ends, dtype=torch.int32, device=device)
+        return self._ends[device]
 
     def enter(self, bounds: list[tuple[int, int]]) -> None:
         """Begins a row."""
@@ -35,6 +48,7 @@ class Packing:
         self.bounds = []
         self._masks.clear()
         self._kept.clear()
+        self._ends.clear()
 
     def mask(self, mask: Tensor | None, start: int, end: int) -> Tensor | None:
         """A prompt's slice of the row's mask; None where that is plainly causal, which kernels do faster without one.

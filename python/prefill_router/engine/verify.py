@@ -125,7 +125,7 @@ def _try_packed(
         batch = packed_batch(probes, device, takes_positions)
         apart = _packed_difference(found, packed, model, batch, alone)
         if apart > limit and packed.packing.varlen.used:
-            packed.packing.varlen.kernel = None
+            packed.packing.varlen.usable = False
             apart = _packed_difference(found, packed, model, batch, alone)
         if apart > limit:
             raise UnpackableError(f"packed rows differ by {apart:.1e} from each prompt alone")

@@ -70,8 +70,9 @@ class PackedAttention(nn.Module):
         masks = [self.packing.mask(attention_mask, start, end) for start, end in self.packing.bounds]
         if not any(mask is not None for mask in masks):
             attended = self.packing.varlen.attend(
-                self.interface, module, query, key, value, self.packing.bounds, self.scale, kwargs
-            )
+                self.interface, module, query, key, value,
+                self.packing.ends(query.device), self.packing.longest, self.scale, kwargs,
+            )  # fmt: skip
             if attended is not None:
                 return attended, None
         outputs = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _HARMLESS = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "pos
 """Arguments that a plainly causal mask has answered, or that are passed on; any other has to be None."""
 
 
+@cache
 def find_kernel() -> Callable[..., Any] | None:
     """torch's `varlen_attn`, where it is there and takes a scale, grouped heads and causality as a window."""
     try:
@@ -40,7 +42,7 @@ class Varlen:
     """The kernel for the rows of one model, until it fails once."""
 
     def __init__(self) -> None:
-        self.kernel = find_kernel()
+        self.usable = True
         self.used = False
 
     def attend(
@@ -50,7 +52,8 @@ class Varlen:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        bounds: list[tuple[int, int]],
+        ends: Tensor,
+        longest: int,
         scale: float,
         arguments: dict[str, Any],
     ) -> Tensor | None:
@@ -62,20 +65,22 @@ class Varlen:
             query: [1, heads, tokens, dim].
             key: [1, key heads, tokens, dim].
             value: likewise.
-            bounds: first token and end of each prompt. Their masks are plainly causal.
+            ends: int32 [prompts + 1], 0 and the end of each prompt. Their masks are plainly causal.
+            longest: tokens of the longest prompt.
             scale: of the scores.
             arguments: what else the interface is given.
 
         Returns:
             [1, tokens, heads, dim].
         """
-        if self.kernel is None or not _fits(interface, module, query, key, value, scale, arguments):
+        if not self.usable or not _fits(interface, module, query, key, value, scale, arguments):
             return None
-        ends = torch.tensor([0, *(end for _, end in bounds)], dtype=torch.int32, device=query.device)
-        longest = max(end - start for start, end in bounds)
+        kernel = find_kernel()
+        if kernel is None:
+            return None
         rows = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
         try:
-            output = self.kernel(
+            output = kernel(
                 *rows, ends, ends, longest, longest,
                 scale=scale, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
             )  # fmt: skip
@@ -83,7 +88,7 @@ class Varlen:
             raise
         except RuntimeError as error:
             logger.info("the variable-length kernel is not used: %s", str(error).partition("\n")[0])
-            self.kernel = None
+            self.usable = False
             return None
         self.used = True
         return output.unsqueeze(0)
