@@ -1,10 +1,9 @@
 //! `BatchedForward` for Python: one queue and one worker over a `TransformersForward`, for threads and for asyncio.
 //!
 //! It owns what the class promises: waits that Ctrl-C ends, and refusal after a fork. How requests share a forward is
-//! `batching`'s business, futures are `future`'s, the end of the process is `exit`'s. Everything that waits does so with the
-//! interpreter released, which this build cannot do further down.
+//! `batching`'s business, futures are `future`'s, what the worker calls is `backend`'s, the end of the process is `exit`'s.
+//! Everything that waits does so with the interpreter released, which this build cannot do further down.
 
-use std::cell::Cell;
 use std::mem;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -14,6 +13,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
+use super::backend::{self, Backend};
 use super::errors::raise_error;
 use super::exit::{self, Life, SLICE};
 use super::forward::TransformersForward;
@@ -22,15 +22,7 @@ use super::output::{ForwardOutput, ModelInfo};
 use super::prompts::refusal;
 use super::request::{ForwardRequest, count};
 use crate::batching::{self, BatchedConfig, Close, Handle, Reply};
-use crate::contract;
 use crate::error::{PrefillError, Result};
-use crate::forward::PrefillForward;
-use crate::transformers::{Engine, Failure};
-
-thread_local! {
-    /// Whether this thread is a worker: code that the engine runs may close what the worker serves, and cannot wait for it.
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
-}
 
 /// Many callers, one model: requests that come at the same time share a forward. A thread of its own runs them; callers
 /// wait with the interpreter released, each for its own answer or its own error.
@@ -295,7 +287,7 @@ impl Inner {
         let life = Arc::new(Life::default());
         let answered = future::start()?;
         let watched = Arc::downgrade(&life);
-        let backend = Backend { forward: Some(forward), life };
+        let backend = Backend::new(forward, life);
         let handle = batching::BatchedForward::spawn(backend, config)?;
         Ok(Arc::new(Self { handle, answered, life: watched, process: std::process::id() }))
     }
@@ -329,7 +321,7 @@ impl Inner {
         let (done, mut ended) = channel::<()>();
         let handle = self.handle.clone();
         let closes = thread::Builder::new().name("prefill-close".to_owned());
-        let waits = !IS_WORKER.get()
+        let waits = !backend::is_worker()
             && closes
                 .spawn(move || {
                     // Its end tells.
@@ -356,59 +348,5 @@ impl Drop for Inner {
             // The last handle closes the queue, whose lock a thread of the parent may have held when it forked.
             mem::forget(self.handle.clone());
         }
-    }
-}
-
-/// The engine of a `TransformersForward`, as the worker sees it.
-struct Backend {
-    /// There until it is dropped.
-    forward: Option<Py<TransformersForward>>,
-    life: Arc<Life>,
-}
-
-impl Backend {
-    /// Calls the engine with the interpreter held; `closed` where there is none any more.
-    fn call<T>(&self, call: impl FnOnce(&Engine, Python<'_>) -> Result<T, Failure>) -> Result<T> {
-        let Some(forward) = self.forward.as_ref().filter(|_| !self.life.is_over()) else {
-            return Err(PrefillError::Closed);
-        };
-        IS_WORKER.set(true);
-        let called = Python::try_attach(|py| {
-            call(&forward.get().engine, py).map_err(|failure| failure.into_error(py))
-        });
-        called.unwrap_or(Err(PrefillError::Closed))
-    }
-}
-
-impl PrefillForward for Backend {
-    fn forward(&mut self, request: &contract::ForwardRequest) -> Result<contract::ForwardOutput> {
-        self.call(|engine, py| engine.forward(py, request))
-    }
-
-    fn forward_many(
-        &mut self,
-        requests: &[&contract::ForwardRequest],
-    ) -> Vec<Result<contract::ForwardOutput>> {
-        let called = self.call(|engine, py| {
-            let answers = engine.forward_many(py, requests).into_iter();
-            Ok(answers.map(|answer| answer.map_err(|failure| failure.into_error(py))).collect())
-        });
-        called.unwrap_or_else(|error| vec![Err(error); requests.len()])
-    }
-
-    fn model(&mut self) -> Result<Arc<contract::ModelInfo>> {
-        self.call(Engine::model).map(Arc::new)
-    }
-
-    fn unload(&mut self) -> Result<()> {
-        self.call(Engine::unload)
-    }
-}
-
-impl Drop for Backend {
-    /// The last reference may go here, and the model with it: at once, not with the next call into Python.
-    fn drop(&mut self) {
-        let forward = self.forward.take();
-        Python::try_attach(|_| drop(forward));
     }
 }

@@ -1,12 +1,13 @@
 //! The extension module `prefill_router._core`: the contract's types for Python, compiled from the same Rust.
 //!
 //! `request` and `prompts` turn arguments into a [`ForwardRequest`](crate::ForwardRequest), `output` shows results as numpy
-//! views, `forward` runs them, `golden` checks them, `errors` raises. `batched` runs those of many callers, `future` is how
-//! they wait, and `exit` sees to the end of the process.
+//! views, `forward` runs them, `golden` checks them, `errors` raises. `batched` runs those of many callers through
+//! `backend`, `future` is how they wait, and `exit` sees to the end of the process.
 
 // Doc comments in here are Python docstrings: Google style, where a name in backticks is not always code.
 #![allow(clippy::doc_markdown)]
 
+mod backend;
 mod batched;
 mod errors;
 mod exit;
