@@ -52,6 +52,17 @@ def test_two_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
     assert content(tmp_path / "two") == content(tmp_path / "one")
 
 
+def test_a_damaged_shard_is_not_made_again_from_another_source(tmp_path: Path) -> None:
+    extract(rows(), tmp_path / "out")
+    shard = tmp_path / "out" / "shard-000004.safetensors"
+    shard.unlink()
+    changed = rows()
+    changed[70]["prompt"] = "other"
+    with pytest.raises(pr.InvalidRequestError, match="invalid source"):
+        extract(changed, tmp_path / "out", devices=TWO)
+    assert not shard.exists()
+
+
 def test_a_killed_worker_fails_the_run_which_can_be_gone_on_with(tmp_path: Path) -> None:
     killed = []
 
