@@ -1,6 +1,7 @@
 """The logger: silent unless the host or PREFILL_ROUTER_LOG says otherwise."""
 
 import logging
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -63,3 +64,47 @@ def test_a_load_is_told_on_stderr(
     assert captured.out == ""
     assert "prefill_router INFO device cpu (from PREFILL_ROUTER_DEVICE), dtype float32" in captured.err
     assert "prefill_router INFO loaded" in captured.err
+
+
+def test_a_host_gets_every_record_and_stderr_none(
+    monkeypatch: pytest.MonkeyPatch, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PREFILL_ROUTER_LOG", "info")
+    own = logging.getLogger("prefill_router_test_library")
+    own.propagate = False
+    own.addHandler(logging.StreamHandler())
+    monkeypatch.setattr(
+        logging.root.manager, "loggerDict", {logger.name: logger, own.name: own}
+    )  # and no real library's
+    warnings.simplefilter("always")
+    root, taken, bars = logging.getLogger(), [], []
+    for name in ("disable_progress_bar", "disable_progress_bars"):
+        monkeypatch.setattr(logs, name, lambda name=name: bars.append(name))
+    before = list(root.handlers)
+    try:
+        logs.send_to_host(lambda *record: taken.append(record), logging.DEBUG)
+        assert logger.level == logging.DEBUG
+        logs.configure()  # the variable sets the level, and no handler beside the host's
+        assert (logger.level, logger.handlers) == (logging.INFO, [])
+        logger.info("first %s", "record")
+        logger.debug("too small")
+        own.warning("second")
+        warnings.warn("third", stacklevel=1)
+    finally:
+        root.handlers = before
+        logging.captureWarnings(False)
+    assert taken[:2] == [(20, "prefill_router", "first record"), (30, "prefill_router_test_library", "second")]
+    (level, name, message) = taken[2]
+    assert (level, name, len(taken)) == (30, "py.warnings", 3)
+    assert "UserWarning: third" in message
+    assert capsys.readouterr().err == ""
+    assert bars == ["disable_progress_bar", "disable_progress_bars"]
+
+
+def test_a_host_that_fails_fails_nobody_else(capsys: pytest.CaptureFixture[str]) -> None:
+    def take(level: int, name: str, message: str) -> None:
+        raise RuntimeError("no room")
+
+    handler = logs._Host(take)
+    handler.handle(logging.LogRecord("name", logging.INFO, "file", 1, "words", None, None))
+    assert "no room" in capsys.readouterr().err

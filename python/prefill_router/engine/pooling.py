@@ -6,6 +6,7 @@ never looks at a pad: what stands there (NaN included) cannot reach a result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -54,4 +55,7 @@ def pool_mean(states: Tensor, spans: list[Span]) -> Tensor:
     return torch.stack([row.float().mean(dim=0) for row in rows])
 
 
-POOLINGS = {"last": pool_last, "mean": pool_mean}
+Pool = Callable[[Tensor, list[Span]], Tensor]
+"""States [rows, tokens, hidden] and the spans of its prompts to [prompts, hidden] in float32."""
+
+POOLINGS: dict[str, Pool] = {"last": pool_last, "mean": pool_mean}

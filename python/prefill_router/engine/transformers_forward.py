@@ -26,7 +26,8 @@ from .batches import Batch, Plan, packed_batch, padded_batch, plan_by_length, pl
 from .devices import Placement, dtype_name, place
 from .errors import EngineError
 from .packing import UnpackableError
-from .pooling import POOLINGS
+from .phases import Phases, each_timed, timed
+from .pooling import POOLINGS, Pool
 from .prompts import Encoded, EncodeOptions, Prompt, encode
 from .rotary import regime
 from .source import Source, open_source
@@ -90,12 +91,17 @@ class TransformersForward:
         self._lock = threading.RLock()
         self._pid: int | None = None
 
-    def encode(self, prompts: Sequence[Prompt], **options: Any) -> list[Encoded]:
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the next call finds the model in memory."""
+        return self._loaded is not None
+
+    def encode(self, prompts: Sequence[Prompt], *, phases: Phases | None = None, **options: Any) -> list[Encoded]:
         """Token ids of each prompt; see `prompts.encode`."""
         self._refuse_fork()
         with self._lock:
             source = self._source = self._source or self._open()
-        return encode(source, prompts, EncodeOptions.of(**options))
+        return encode(source, prompts, EncodeOptions.of(**options), phases)
 
     def load(self) -> dict[str, Any]:
         """Loads the model if it is not loaded, and describes it by the names of Rust's `ModelInfo`."""
@@ -132,6 +138,7 @@ class TransformersForward:
         pooling: list[str],
         batching: tuple[str, int],
         reference: bool,
+        phases: Phases | None = None,
     ) -> dict[str, np.ndarray]:
         """One prefill.
 
@@ -142,12 +149,13 @@ class TransformersForward:
             pooling: any of "last" and "mean".
             batching: ("padded", prompts per batch) or ("packed", tokens per batch).
             reference: batches in order, padded as the tokenizer pads, instead of grouped by length.
+            phases: gets the seconds of "run", all of it, and of "pool", which is within it.
 
         Returns:
             A float32 array [layers, prompts, hidden] for each pooling.
         """
         self._refuse_fork()
-        with self._lock, torch.inference_mode():
+        with self._lock, torch.inference_mode(), timed(phases, "run"):
             loaded = self._ensure_loaded()
             _check_ids(loaded, prompts)
             indexes = layers + [loaded.verified.n_layers] * final
@@ -157,10 +165,11 @@ class TransformersForward:
                 raise EngineError("unsupported_model", model=loaded.source.model, expected=expected, found=found)
             shape = (len(indexes), len(prompts), loaded.verified.hidden_dim)
             blocks = {name: torch.empty(shape, dtype=torch.float32) for name in pooling}
+            pools = {name: each_timed(phases, "pool", POOLINGS[name]) for name in pooling}
             plan = _plan(loaded, [len(prompt.ids) for prompt in prompts], batching, reference)
             for members in plan.batches:
                 rows = [prompts[index].ids for index in members]
-                for name, pooled in _run_batch(loaded, plan, rows, members, indexes, pooling).items():
+                for name, pooled in _run_batch(loaded, plan, rows, members, indexes, pools).items():
                     blocks[name][:, members] = pooled
             return {name: block.numpy() for name, block in blocks.items()}
 
@@ -228,35 +237,35 @@ def _plan(loaded: _Loaded, lengths: list[int], batching: tuple[str, int], refere
 
 
 def _run_batch(
-    loaded: _Loaded, plan: Plan, rows: list[list[int]], members: list[int], indexes: list[int], pooling: list[str]
+    loaded: _Loaded, plan: Plan, rows: list[list[int]], members: list[int], indexes: list[int], pools: dict[str, Pool]
 ) -> dict[str, Tensor]:
     """One batch of a plan: pooled rows [layers, prompts of the batch, hidden] on the CPU, for each pooling."""
     packed = loaded.verified.packed if plan.packed else None
     if packed is not None:
         try:
             batch = packed_batch(rows, loaded.input_device, packed.takes_positions)
-            return _forward(loaded, batch, members, indexes, pooling)
+            return _forward(loaded, batch, members, indexes, pools)
         except UnpackableError as error:
             # A shape that the probes did not have: slower, and said so, never wrong.
             logger.warning("a packed row cannot be run (%s); its prompts run one at a time", error)
         alone = [
-            _run_batch(loaded, Plan([], plan.padding_side), [row], [member], indexes, pooling)
+            _run_batch(loaded, Plan([], plan.padding_side), [row], [member], indexes, pools)
             for row, member in zip(rows, members, strict=True)
         ]
-        return {name: torch.cat([result[name] for result in alone], dim=1) for name in pooling}
+        return {name: torch.cat([result[name] for result in alone], dim=1) for name in pools}
     batch = padded_batch(rows, loaded.pad_id, plan.padding_side, loaded.input_device)
-    return _forward(loaded, batch, members, indexes, pooling)
+    return _forward(loaded, batch, members, indexes, pools)
 
 
 def _forward(
-    loaded: _Loaded, batch: Batch, members: list[int], indexes: list[int], pooling: list[str]
+    loaded: _Loaded, batch: Batch, members: list[int], indexes: list[int], pools: dict[str, Pool]
 ) -> dict[str, Tensor]:
     """One forward, pooled."""
-    rows: dict[str, list[Tensor]] = {name: [] for name in pooling}
+    rows: dict[str, list[Tensor]] = {name: [] for name in pools}
 
     def pool(_index: int, states: Tensor) -> None:
-        for name in pooling:
-            rows[name].append(POOLINGS[name](states, batch.spans))
+        for name, pooled in pools.items():
+            rows[name].append(pooled(states, batch.spans))
 
     try:
         loaded.verified.read(loaded.model, batch, indexes, pool)
