@@ -37,7 +37,7 @@ test: test-rust test-python ## Every test, Rust and Python
 .PHONY: test-rust
 test-rust: setup ## The crate: unit, integration and documentation tests
 	cargo build --locked --no-default-features
-	cargo test --locked
+	cargo test --locked --features metrics
 
 .PHONY: test-python
 test-python: setup ## The wheel
@@ -59,9 +59,10 @@ test-kill: setup ## 200 bulk runs killed at random instants, and gone on with
 lint: setup ## Format, clippy, ruff, types, stubs, documentation
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --all-targets --features metrics -- -D warnings
 	cargo clippy --locked --no-default-features --all-targets -- -D warnings
 	cargo clippy --locked --features python -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --quiet
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --quiet --features metrics
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
@@ -93,7 +94,7 @@ bench-serving: setup ## Thirty-two callers, a mutex against the queue; what the 
 
 .PHONY: docs
 docs: setup ## The crate's documentation, in target/doc
-	cargo doc --locked --no-deps
+	cargo doc --locked --no-deps --features metrics
 
 .PHONY: clean
 clean: ## Remove everything that was built

@@ -13,6 +13,7 @@
 //! | what a backend does | [`PrefillForward`], [`Blocks`] |
 //! | for many callers at once | [`batching`] |
 //! | whether a deployed model is the one | [`golden`] |
+//! | what can be seen from outside | [`observe`] |
 //! | for tests | [`testing`] |
 //!
 //! # Layers
@@ -53,6 +54,7 @@ mod contract;
 mod error;
 mod forward;
 pub mod golden;
+pub mod observe;
 pub mod testing;
 
 #[cfg(feature = "python")]

@@ -14,6 +14,7 @@ use super::{BatchedConfig, detached, estimate_tokens};
 use crate::contract::{ForwardOutput, ForwardRequest, ModelInfo};
 use crate::error::{PrefillError, Result};
 use crate::forward::PrefillForward;
+use crate::observe::queue::Wait;
 
 /// Gives a backend a thread and a queue.
 ///
@@ -154,7 +155,9 @@ impl Handle {
         let request = request.into();
         let tokens = estimate_tokens(&request);
         let sharing = request.sharing().map_or(Sharing::Alone, Sharing::With);
-        self.submit(sharing, tokens, |answer| Job::Forward(request, answer))
+        self.submit(sharing, tokens, |answer, queued| {
+            Job::Forward(request, answer, Wait::begin(queued, tokens))
+        })
     }
 
     /// Runs a request and blocks until it is answered.
@@ -184,7 +187,7 @@ impl Handle {
     /// # Ok::<(), prefill_router::PrefillError>(())
     /// ```
     pub fn model(&self) -> Reply<Arc<ModelInfo>> {
-        self.submit(Sharing::Barrier, 0, Job::Model)
+        self.submit(Sharing::Barrier, 0, |answer, _| Job::Model(answer))
     }
 
     /// [`model`](Self::model), blocking.
@@ -213,7 +216,7 @@ impl Handle {
     /// # Ok::<(), prefill_router::PrefillError>(())
     /// ```
     pub fn unload(&self) -> Reply<()> {
-        self.submit(Sharing::Barrier, 0, Job::Unload)
+        self.submit(Sharing::Barrier, 0, |answer, _| Job::Unload(answer))
     }
 
     /// [`unload`](Self::unload), blocking.
@@ -252,14 +255,14 @@ impl Handle {
         &self,
         sharing: Sharing<crate::contract::Batching>,
         tokens: usize,
-        job: impl FnOnce(Answer<T>) -> Job,
+        job: impl FnOnce(Answer<T>, Instant) -> Job,
     ) -> Reply<T> {
         let shared = &self.owner.shared;
         let (answer, reply) = Reply::new(&shared.gone);
         let queued = Instant::now();
         // A deadline too far off to be told is none.
         let deadline = self.deadline.and_then(|deadline| queued.checked_add(deadline));
-        let entry = Entry { sharing, tokens, queued, deadline, payload: job(answer) };
+        let entry = Entry { sharing, tokens, queued, deadline, payload: job(answer, queued) };
         match shared.submit(entry) {
             Ok(()) => reply,
             Err(error) => Reply::refused(error),

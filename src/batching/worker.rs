@@ -15,6 +15,7 @@ use super::{BatchedConfig, Close, QueueStatus};
 use crate::contract::{Batching, ForwardOutput, ForwardRequest, ModelInfo};
 use crate::error::{PrefillError, Result};
 use crate::forward::PrefillForward;
+use crate::observe::queue as observe;
 
 pub(super) type Entry = queue::Entry<Batching, Job>;
 type Queue = queue::Queue<Batching, Job>;
@@ -24,7 +25,7 @@ const SHORTEST_WINDOW: Duration = Duration::from_micros(100);
 
 /// What a caller wants of the backend.
 pub(super) enum Job {
-    Forward(Arc<ForwardRequest>, Answer<ForwardOutput>),
+    Forward(Arc<ForwardRequest>, Answer<ForwardOutput>, observe::Wait),
     Model(Answer<Arc<ModelInfo>>),
     Unload(Answer<()>),
 }
@@ -32,7 +33,7 @@ pub(super) enum Job {
 impl Job {
     fn is_gone(&self) -> bool {
         match self {
-            Self::Forward(_, answer) => answer.is_gone(),
+            Self::Forward(_, answer, _) => answer.is_gone(),
             Self::Model(answer) => answer.is_gone(),
             Self::Unload(answer) => answer.is_gone(),
         }
@@ -40,7 +41,12 @@ impl Job {
 
     fn refuse(self, error: PrefillError) {
         match self {
-            Self::Forward(_, answer) => answer.give(Err(error)),
+            Self::Forward(_, answer, wait) => {
+                if error.is_deadline() {
+                    observe::late(&wait);
+                }
+                answer_with(answer, Err(error));
+            }
             Self::Model(answer) => answer.give(Err(error)),
             Self::Unload(answer) => answer.give(Err(error)),
         }
@@ -66,6 +72,7 @@ struct State {
     waiting: Option<Duration>,
     /// When the clock wakes by itself; none is never.
     alarm: Option<Instant>,
+    refusals: observe::Refusals,
     /// The worker is no more.
     ended: bool,
 }
@@ -74,7 +81,13 @@ impl Shared {
     pub fn new(config: BatchedConfig) -> Self {
         let queue = Queue::new(config.queue_limit, config.max_tokens);
         Self {
-            state: Mutex::new(State { queue, waiting: None, alarm: None, ended: false }),
+            state: Mutex::new(State {
+                queue,
+                waiting: None,
+                alarm: None,
+                refusals: observe::Refusals::default(),
+                ended: false,
+            }),
             work: Condvar::new(),
             clock: Condvar::new(),
             config,
@@ -97,13 +110,22 @@ impl Shared {
             purged = state.queue.purge(Job::is_gone);
         }
         if let Err((refused, entry)) = state.queue.push(entry) {
-            let (queued, limit) = (state.queue.len(), state.queue.limit());
-            drop(state);
-            drop((entry, purged));
-            return Err(match refused {
-                Refused::Full => PrefillError::Overloaded { queued, limit },
+            let (depth, limit) = (state.queue.len(), state.queue.limit());
+            let error = match refused {
+                Refused::Full => PrefillError::Overloaded { queued: depth, limit },
                 Refused::Closed => PrefillError::Closed,
-            });
+            };
+            let full = refused == Refused::Full;
+            let told = if full { state.refusals.add(queued) } else { None };
+            drop(state);
+            abandon(purged);
+            if let Some(refused) = told {
+                observe::refused(refused, depth, limit);
+            }
+            if let Job::Forward(..) = entry.payload {
+                observe::answered(Err(&error));
+            }
+            return Err(error);
         }
         let ready =
             |window| state.queue.next(queued, window) == Next::Now || state.queue.len() == 1;
@@ -117,12 +139,14 @@ impl Shared {
             state.alarm = clock;
         }
         drop(state);
+        observe::entered();
         if work {
             self.work.notify_one();
         }
         if clock.is_some() {
             self.clock.notify_one();
         }
+        abandon(purged);
         Ok(())
     }
 
@@ -130,6 +154,7 @@ impl Shared {
     pub fn close(&self, close: Close) {
         let refused = self.lock().queue.close(close);
         self.work.notify_one();
+        observe::left(refused.len());
         for entry in refused {
             entry.payload.refuse(PrefillError::Closed);
         }
@@ -161,6 +186,9 @@ impl Shared {
                 Next::Now => {
                     let taken = state.queue.take(now, Job::is_gone);
                     self.in_flight.store(taken.batch.len(), Ordering::Relaxed);
+                    drop(state);
+                    observe::left(taken.batch.len() + taken.late.len());
+                    observe::begun(taken.batch.len());
                     return Some(taken);
                 }
                 Next::Empty if state.queue.is_closed() => return None,
@@ -179,6 +207,12 @@ impl Shared {
         }
     }
 
+    /// Nothing is in a forward any more, and so much was.
+    fn end_flight(&self, entries: usize) {
+        self.in_flight.store(0, Ordering::Relaxed);
+        observe::done(entries);
+    }
+
     fn late(&self) -> PrefillError {
         let state = self.lock();
         PrefillError::Deadline { queued: state.queue.len(), limit: state.queue.limit() }
@@ -194,7 +228,7 @@ pub(super) fn work(shared: &Shared, mut forward: impl PrefillForward) {
     let _end = End(shared);
     let mut took = Duration::MAX;
     while let Some(Taken { batch, late, gone }) = shared.next(took) {
-        drop(gone);
+        abandon(gone);
         for entry in late {
             entry.payload.refuse(shared.late());
         }
@@ -229,6 +263,7 @@ pub(super) fn watch(shared: &Shared) {
         state.alarm = state.queue.earliest();
         if !late.is_empty() {
             drop(state);
+            observe::left(late.len());
             for entry in late {
                 entry.payload.refuse(shared.late());
             }
@@ -249,24 +284,27 @@ pub(super) fn watch(shared: &Shared) {
 fn serve(shared: &Shared, forward: &mut impl PrefillForward, batch: Vec<Entry>) {
     let mut requests = Vec::with_capacity(batch.len());
     let mut answers = Vec::with_capacity(batch.len());
+    let mut waits = Vec::with_capacity(batch.len());
+    let (entries, tokens) = (batch.len(), batch.iter().map(|entry| entry.tokens).sum());
     for entry in batch {
         match entry.payload {
-            Job::Forward(request, answer) => {
+            Job::Forward(request, answer, wait) => {
                 requests.push(request);
                 answers.push(answer);
+                waits.push(wait);
             }
             Job::Model(answer) => {
                 let model = caught(|| forward.model());
                 if let Ok(model) = &model {
                     shared.set_loaded(Some(model.clone()));
                 }
-                shared.in_flight.store(0, Ordering::Relaxed);
+                shared.end_flight(entries);
                 answer.give(model);
             }
             Job::Unload(answer) => {
                 shared.set_loaded(None);
                 let unloaded = caught(|| forward.unload());
-                shared.in_flight.store(0, Ordering::Relaxed);
+                shared.end_flight(entries);
                 answer.give(unloaded);
             }
         }
@@ -274,14 +312,30 @@ fn serve(shared: &Shared, forward: &mut impl PrefillForward, batch: Vec<Entry>) 
     if requests.is_empty() {
         return;
     }
-    let given = run(forward, &requests);
+    let prompts = requests.iter().map(|request| request.prompts().len()).sum();
+    let watched = observe::Batch::begin(&waits, prompts, tokens);
+    drop(waits);
+    let given = watched.span.in_scope(|| run(forward, &requests));
+    watched.end();
     if let Some(output) = given.iter().flatten().next() {
         shared.set_loaded(Some(output.model().clone()));
     }
-    shared.in_flight.store(0, Ordering::Relaxed);
+    shared.end_flight(entries);
     for (answer, given) in answers.into_iter().zip(given) {
-        answer.give(given);
+        answer_with(answer, given);
     }
+}
+
+fn answer_with(answer: Answer<ForwardOutput>, given: Result<ForwardOutput>) {
+    observe::answered(given.as_ref());
+    answer.give(given);
+}
+
+/// Drops what nobody waits for.
+fn abandon(gone: Vec<Entry>) {
+    observe::left(gone.len());
+    let is_forward = |entry: Entry| matches!(entry.payload, Job::Forward(..));
+    observe::cancelled(gone.into_iter().map(is_forward).filter(|&is| is).count());
 }
 
 /// One forward for all: an answer for each, whatever the backend does.
@@ -305,6 +359,7 @@ fn run(
 /// A backend that panics has failed like any other.
 fn caught<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        observe::panicked(words(&*panic));
         let found = format!("a panic: {}", words(&*panic));
         Err(PrefillError::invalid_result("an answer of the backend", found))
     })

@@ -32,8 +32,10 @@ pub(super) fn prompt<'py>(py: Python<'py>, prompt: &Prompt) -> PyResult<Bound<'p
 pub(super) fn encode_options<'py>(
     py: Python<'py>,
     request: &ForwardRequest,
+    phases: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let options = PyDict::new(py);
+    options.set_item("phases", phases)?;
     let kwargs = serde_json::Value::Object(request.chat_template_kwargs().clone()).to_string();
     options.set_item("chat_template_kwargs", kwargs)?;
     options.set_item("max_length", request.max_length())?;

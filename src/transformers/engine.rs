@@ -4,6 +4,7 @@
 //! order; how requests share a run is `shared`'s, what crosses is `convert`'s, what fails is `errors`'.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -11,11 +12,14 @@ use pyo3::sync::PyOnceLock;
 use super::config::TransformersConfig;
 use super::convert;
 use super::errors::Failure;
+use super::logs;
+use super::phases::Phases;
 use super::shared::{self, Answers, Member};
 use super::sources::Sources;
 use crate::contract::{ForwardOutput, ForwardRequest, ModelInfo};
 use crate::error::Result;
 use crate::forward::groups;
+use crate::observe::engine as observe;
 
 /// A handle on the engine's `TransformersForward`, made when first needed. Safe to share between threads: the engine
 /// serialises forwards itself, with the interpreter released while it waits.
@@ -68,13 +72,15 @@ impl Engine {
         group: &[usize],
         answers: &mut Answers,
     ) {
+        let phases = Phases::new(py, group.len());
+        let _within = phases.forward.span.clone().entered();
         let object = match self.object(py) {
             Ok(object) => object,
             Err(failure) => return answers.fail(py, group, failure),
         };
         let mut members = Vec::with_capacity(group.len());
         for &index in group {
-            match Member::encode(object, index, requests[index]) {
+            match Member::encode(object, index, requests[index], &phases) {
                 Ok(member) => members.push(member),
                 Err(failure) if failure.is_of_loading() => return answers.fail(py, group, failure),
                 Err(failure) => answers.fail(py, &[index], failure),
@@ -94,13 +100,26 @@ impl Engine {
                 false
             }
         });
-        shared::run(object, &model, members, answers);
+        phases.forward.encoded(members.iter().flat_map(Member::receipts));
+        shared::run(object, &model, members, &phases, answers);
+        phases.tell();
     }
 
     /// Loads the model if it is not loaded.
     pub fn model(&self, py: Python<'_>) -> Result<ModelInfo, Failure> {
-        let info = self.object(py)?.call_method0("load").map_err(|error| Failure::of(py, error))?;
-        convert::model_info(&info).map_err(|error| Failure::of(py, error))
+        let raised = |error| Failure::of(py, error);
+        let object = self.object(py)?;
+        let load = || {
+            let info = object.call_method0("load").map_err(raised)?;
+            convert::model_info(&info).map_err(raised)
+        };
+        if object.getattr("is_loaded").and_then(|is| is.extract()).map_err(raised)? {
+            return load();
+        }
+        let (start, span) = (Instant::now(), observe::load(&self.config.model));
+        let model = span.in_scope(load)?;
+        observe::loaded(&span, &model, start.elapsed());
+        Ok(model)
     }
 
     /// Frees the model. The next call loads it again.
@@ -120,6 +139,9 @@ impl Engine {
                 .sources
                 .import(py, "transformers_forward")
                 .map_err(|error| Failure::of_import(py, error))?;
+            if self.sources == Sources::Embedded {
+                logs::send_to_host(py).map_err(|error| Failure::of(py, error))?;
+            }
             let settings =
                 convert::settings(py, &self.config).map_err(|error| Failure::of(py, error))?;
             let class =

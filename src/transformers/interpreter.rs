@@ -20,6 +20,11 @@ pub(super) fn start(explicit: Option<&Path>) -> Result<()> {
     if own::is_ours() { Ok(()) } else { own::start(explicit) }
 }
 
+/// Whether the interpreter was started here, so that nobody else has set it up.
+pub(super) fn is_own() -> bool {
+    own::is_ours()
+}
+
 /// Whether this process has an interpreter, ours or a host's.
 #[allow(unsafe_code)]
 pub(super) fn is_running() -> bool {

@@ -2,7 +2,7 @@
 //! Python.
 //!
 //! `interpreter` starts `CPython`, `environment` says which one, `sources` makes the embedded engine importable, `engine`
-//! calls it, `shared` lets requests share a run, `convert` and `errors` translate what crosses, `config` and `forward` are
+//! calls it, `shared` lets requests share a run, `phases` and `logs` say what goes on in it, `convert` and `errors` translate what crosses, `config` and `forward` are
 //! what users see.
 
 mod config;
@@ -12,6 +12,8 @@ mod environment;
 mod errors;
 mod forward;
 mod interpreter;
+mod logs;
+mod phases;
 mod shared;
 mod sources;
 

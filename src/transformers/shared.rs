@@ -10,8 +10,10 @@ use pyo3::types::PyList;
 
 use super::convert::{self, Part};
 use super::errors::Failure;
+use super::phases::Phases;
 use crate::contract::{Blocks, ForwardOutput, ForwardRequest, Layer, ModelInfo, Receipt};
 use crate::error::{ErrorKind, PrefillError, Result};
+use crate::observe::engine as observe;
 
 /// A request whose prompts are encoded.
 pub(super) struct Member<'a, 'py> {
@@ -29,7 +31,9 @@ impl<'a, 'py> Member<'a, 'py> {
         object: &Bound<'py, PyAny>,
         index: usize,
         request: &'a ForwardRequest,
+        phases: &Phases<'py>,
     ) -> Result<Self, Failure> {
+        let _within = observe::encode(request.prompts().len()).entered();
         let py = object.py();
         let raised = |error| Failure::of(py, error);
         let prompts: Vec<_> = request
@@ -38,14 +42,20 @@ impl<'a, 'py> Member<'a, 'py> {
             .map(|prompt| convert::prompt(py, prompt))
             .collect::<PyResult<_>>()
             .map_err(raised)?;
-        let options = convert::encode_options(py, request).map_err(raised)?;
+        let options = convert::encode_options(py, request, phases.argument()).map_err(raised)?;
         let encoded = object.call_method("encode", (prompts,), Some(&options)).map_err(raised)?;
         let encoded = encoded.cast_into::<PyList>().map_err(|error| raised(error.into()))?;
         let receipts = encoded
             .iter()
             .map(|encoded| Ok(convert::receipt(&encoded).map_err(raised)??))
             .collect::<Result<Vec<_>, Failure>>()?;
+        observe::encoded(&receipts);
         Ok(Self { index, request, encoded, receipts, layers: Vec::new() })
+    }
+
+    /// One for each of its prompts.
+    pub fn receipts(&self) -> &[Receipt] {
+        &self.receipts
     }
 
     /// Finds the layers it asks for in the model.
@@ -93,11 +103,12 @@ pub(super) fn run<'py>(
     object: &Bound<'py, PyAny>,
     model: &Arc<ModelInfo>,
     mut members: Vec<Member<'_, 'py>>,
+    phases: &Phases<'py>,
     answers: &mut Answers,
 ) {
     let py = object.py();
     while !members.is_empty() {
-        let failure = match run_once(object, model, &members) {
+        let failure = match run_once(object, model, &members, phases) {
             Ok(outputs) => {
                 for (member, output) in members.iter().zip(outputs) {
                     answers.0[member.index] = Some(output.map_err(Failure::from));
@@ -113,7 +124,7 @@ pub(super) fn run<'py>(
             // Its traceback holds on to the memory of what failed.
             drop(failure);
             for member in members.drain(..) {
-                run(object, model, vec![member], answers);
+                run(object, model, vec![member], phases, answers);
             }
         } else {
             answers.fail(py, &indexes(&members), failure);
@@ -146,6 +157,7 @@ fn run_once<'py>(
     object: &Bound<'py, PyAny>,
     model: &Arc<ModelInfo>,
     members: &[Member<'_, 'py>],
+    phases: &Phases<'py>,
 ) -> Result<Vec<Result<ForwardOutput>>, Failure> {
     let py = object.py();
     let raised = |error| Failure::of(py, error);
@@ -156,9 +168,23 @@ fn run_once<'py>(
     let options =
         convert::run_options(py, &layers, &pooling, request.batching(), request.profile());
     let options = options.map_err(raised)?;
+    options.set_item("phases", phases.argument()).map_err(raised)?;
+    phases.forward.layers(layers.len());
     let encoded = all_encoded(members).map_err(raised)?;
-    let result = object.call_method("run", (encoded,), Some(&options)).map_err(raised)?;
+    let run = || object.call_method("run", (encoded,), Some(&options)).map_err(raised);
+    let result = observe::run().in_scope(run)?;
+    Ok(phases.converting(|| outputs(result, model, members, &layers, prompts)))
+}
 
+/// Takes the arrays of a run apart, and validates what each request gets.
+fn outputs<'py>(
+    result: Bound<'py, PyAny>,
+    model: &Arc<ModelInfo>,
+    members: &[Member<'_, 'py>],
+    layers: &[Layer],
+    prompts: usize,
+) -> Vec<Result<ForwardOutput>> {
+    let py = result.py();
     let mut end = 0;
     let parts: Vec<_> = members
         .iter()
@@ -166,17 +192,17 @@ fn run_once<'py>(
             let start = end;
             end += member.receipts.len();
             let blocks =
-                part(&result, [&layers[..], &member.layers], prompts, start..end, member.request);
+                part(&result, [layers, &member.layers], prompts, start..end, member.request);
             (member.request, member.layers.clone(), blocks, member.receipts.clone())
         })
         .collect();
     drop(result);
-    Ok(py.detach(|| {
+    py.detach(|| {
         let output = |(request, layers, blocks, receipts): (_, _, Result<Blocks>, _)| {
             ForwardOutput::new(request, Arc::clone(model), layers, blocks?, receipts)
         };
         parts.into_iter().map(output).collect()
-    }))
+    })
 }
 
 /// The blocks of one request: its layers `own` among `all` of the result, its prompts among all.

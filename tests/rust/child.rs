@@ -124,10 +124,12 @@ impl Child {
         }
     }
 
-    /// Waits for its end, which is a good one.
-    pub fn succeeds(mut self) {
+    /// Waits for its end, which is a good one, and gives what it wrote to stderr.
+    pub fn succeeds(mut self) -> String {
         let status = self.ends_within(PATIENCE);
-        assert!(status.success(), "{status}: {}", self.kill());
+        let errors = self.kill();
+        assert!(status.success(), "{status}: {errors}");
+        errors
     }
 
     /// Ends it if need be, and gives what it wrote to stderr.

@@ -7,6 +7,7 @@
 
 mod batching;
 mod child;
+mod collector;
 mod compare;
 mod contract_on_model;
 mod environment;
@@ -17,6 +18,8 @@ mod interrupts;
 mod layers;
 mod lifecycle;
 mod loading;
+mod observe;
+mod observed;
 mod overflow;
 mod padding;
 mod parity;

@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::child::{ARGUMENTS, SITUATION};
 use crate::compare::{assert_close, bits};
 use crate::fixtures::{config, forward};
+use crate::observed;
 
 #[test]
 #[ignore = "the main of the child processes that other tests start"]
@@ -34,11 +35,15 @@ fn main() {
         "import" => import(folder()),
         "long forward" => long_forward(folder()),
         "host handler" => host_handler(folder()),
+        "queue" => observed::queue(),
+        "engine" => observed::engine(folder(), arguments["level"].as_str().unwrap()),
+        "unobserved" => observed::unobserved(folder()),
+        "guest" => observed::guest(folder()),
         other => panic!("no situation {other}"),
     }
 }
 
-fn say(what: impl std::fmt::Display) {
+pub fn say(what: impl std::fmt::Display) {
     println!("child: {what}");
 }
 
