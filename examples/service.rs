@@ -5,6 +5,7 @@
 //!
 //! Shows many callers of one backend: each HTTP request is one request of the queue, what comes together runs together,
 //! and a client that hangs up takes its request back. Ctrl-C refuses what waits, gives what runs half a second, and ends.
+//! The log, Python's included, goes to standard error; `RUST_LOG=prefill_router=debug` adds the phases of each request.
 
 use std::process::{ExitCode, exit};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use prefill_router::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 /// How long a forward that runs may hold up the end.
 const GRACE: Duration = Duration::from_millis(500);
@@ -35,6 +37,7 @@ async fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     };
+    tracing_subscriber::fmt().with_env_filter(log_filter()).with_writer(std::io::stderr).init();
     match serve(&model).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -61,6 +64,11 @@ async fn serve(model: &str) -> Result<(), Box<dyn std::error::Error>> {
     // To leave `main` while a forward runs would take the libraries away from under it.
     handle.close(Close::Refuse);
     Ok(())
+}
+
+/// What RUST_LOG asks for.
+fn log_filter() -> EnvFilter {
+    EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy()
 }
 
 /// The word behind a flag.

@@ -185,7 +185,7 @@ fn the_engine_logs_at_the_level_of_the_subscriber() {
         |told: &Value| told["seen"].as_array().unwrap().iter().any(|seen| seen["span"].is_string());
     assert!(!spans(&loaded) && !spans(&ran));
     assert!(
-        logged["seen"].as_array().unwrap().iter().all(|seen| record(seen).1 != "prefill_router")
+        records["seen"].as_array().unwrap().iter().all(|seen| record(seen).1 != "prefill_router")
     );
 }
 
