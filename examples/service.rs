@@ -66,7 +66,7 @@ async fn serve(model: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What RUST_LOG asks for.
+/// What `RUST_LOG` asks for.
 fn log_filter() -> EnvFilter {
     EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy()
 }
