@@ -39,17 +39,17 @@ fn a_queue_tells_who_waited_and_what_ran_together() {
 
     let batches = named(&told, "span", "batch");
     let of = |field: &str| batches.iter().map(|batch| micros(batch, field)).collect::<Vec<_>>();
-    assert_eq!(of("requests"), [1, 2, 1, 1]);
-    assert_eq!(of("prompts"), [1, 3, 1, 1]);
-    assert_eq!(of("tokens_estimated"), [9, 29, 10, 10]);
+    assert_eq!(of("requests"), [1, 2, 1, 1, 1]);
+    assert_eq!(of("prompts"), [1, 3, 1, 1, 1]);
+    assert_eq!(of("tokens_estimated"), [9, 29, 10, 10, 10]);
     assert_eq!(batches[1]["follows"], json!(["queue", "queue"]));
 
-    // Nine came in, two found no room, one came after the end.
+    // Ten came, two of them found no room and one came after the end; then three, two of which were refused.
     let queue = named(&told, "span", "queue");
-    assert_eq!(queue.len(), 10, "{queue:?}");
+    assert_eq!(queue.len(), 13, "{queue:?}");
     assert_eq!(queue[0]["parent"], "caller");
     let waited: Vec<_> = queue.iter().filter_map(|wait| wait["fields"].get("queued_us")).collect();
-    assert_eq!(waited.len(), 6, "{queue:?}");
+    assert_eq!(waited.len(), 7, "{queue:?}");
     let together = queue.iter().filter(|wait| wait["fields"]["tokens_estimated"] == 19);
     assert_eq!(together.map(|wait| micros(wait, "queued_us")).max(), Some(of("queued_us")[1]));
 
@@ -83,18 +83,18 @@ fn queue_metrics(waiting: &Value, after: &Value) {
     // Back to none of either.
     number("queue_depth", json!(-3.0), "count");
     number("in_flight", json!(-1.0), "count");
-    number("requests_total ok", json!(3), "count");
+    number("requests_total ok", json!(4), "count");
     number("requests_total cancelled", json!(1), "count");
-    number("requests_total closed", json!(1), "count");
+    number("requests_total closed", json!(3), "count");
     number("requests_total invalid_request", json!(1), "count");
     number("requests_total invalid_result", json!(1), "count");
-    number("batch_requests", json!([1.0, 2.0, 1.0, 1.0]), "count");
-    number("batch_tokens", json!([9.0, 29.0, 10.0, 10.0]), "count");
+    number("batch_requests", json!([1.0, 2.0, 1.0, 1.0, 1.0]), "count");
+    number("batch_tokens", json!([9.0, 29.0, 10.0, 10.0, 10.0]), "count");
     let samples = |told: &Value, name: &str| {
         told[format!("prefill_router_{name}")]["value"].as_array().map_or(0, Vec::len)
     };
-    assert_eq!(samples(waiting, "queue_seconds") + samples(after, "queue_seconds"), 5);
-    assert_eq!(samples(after, "batch_seconds"), 4);
+    assert_eq!(samples(waiting, "queue_seconds") + samples(after, "queue_seconds"), 6);
+    assert_eq!(samples(after, "batch_seconds"), 5);
     assert_eq!(after["prefill_router_batch_seconds"]["unit"], "seconds");
 }
 
@@ -123,7 +123,9 @@ fn a_run_tells_its_phases_and_python_its_records() {
     for phase in ["render_us", "tokenize_us", "forward_us", "pool_us", "convert_us"] {
         assert!(micros(forward, phase) < 10_000_000, "{forward}");
     }
-    assert!(micros(forward, "forward_us") > 0 && micros(forward, "pool_us") > 0, "{forward}");
+    // Four layers, each pooled in more than 0.2 s.
+    let (run, pool) = (micros(forward, "forward_us"), micros(forward, "pool_us"));
+    assert!(0 < run && run < pool && pool >= 800_000, "{forward}");
     let encodes = named(&ran, "span", "encode");
     assert_eq!(encodes.iter().map(|span| micros(span, "prompts")).collect::<Vec<_>>(), [2, 1]);
     for span in [encodes[0], encodes[1], one(&ran, "span", "run"), one(&ran, "span", "convert")] {
@@ -184,6 +186,7 @@ fn the_engine_logs_at_the_level_of_the_subscriber() {
     let spans =
         |told: &Value| told["seen"].as_array().unwrap().iter().any(|seen| seen["span"].is_string());
     assert!(!spans(&loaded) && !spans(&ran));
+    assert_eq!(records["level"], 20);
     assert!(
         records["seen"].as_array().unwrap().iter().all(|seen| record(seen).1 != "prefill_router")
     );

@@ -1,8 +1,8 @@
 //! The mains of children that are observed: a subscriber, and with the feature a recorder, is one for a whole process.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
+use std::{fs, thread};
 
 use prefill_router::batching::{BatchedConfig, BatchedForward, Close};
 use prefill_router::testing::{FakeForward, Fault, Gate};
@@ -10,6 +10,7 @@ use prefill_router::{
     ForwardRequest, Layer, Layers, Overflow, PrefillForward, Prompt, TransformersForward,
 };
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use serde_json::{Value, json};
 use tracing::{Level, info_span};
 
@@ -55,6 +56,21 @@ pub fn queue() {
     handle.unload_blocking().unwrap();
     handle.close(Close::Drain);
     assert!(handle.forward_blocking(words("ten")).unwrap_err().is_closed());
+
+    // A second queue, which refuses who waits at its end.
+    let gate = Gate::shut();
+    let fake = FakeForward::new(4, 2).with_gate(&gate);
+    let handle = BatchedForward::spawn(fake, BatchedConfig::new()).unwrap();
+    let runs = handle.forward(words("eleven"));
+    assert!(gate.wait_for_arrival(PATIENCE));
+    let waits = [handle.forward(words("twelve")), handle.forward(words("thirteen"))];
+    let closing = thread::spawn(move || handle.close(Close::Refuse));
+    for reply in waits {
+        assert!(reply.wait().unwrap_err().is_closed());
+    }
+    gate.open();
+    runs.wait().unwrap();
+    closing.join().unwrap();
     say(json!({"seen": collector.seen(), "metrics": recorder()}));
 }
 
@@ -66,6 +82,7 @@ pub fn engine(folder: &Path, level: &str) {
     forward.model().unwrap();
     say(json!({"seen": collector.seen()}));
 
+    slow_pooling();
     let ids = |count: usize| Prompt::Tokens(vec![7; count]);
     let long = ForwardRequest::builder([ids(5), ids(12)]).max_length(8).overflow(Overflow::Right);
     let long = long.layers(Layers::All).build().unwrap();
@@ -88,7 +105,25 @@ except ZeroDivisionError:
 ";
         py.run(code, None, None).unwrap();
     });
-    say(json!({"seen": collector.seen()}));
+    let level: i64 = Python::attach(|py| {
+        let logging = py.import("logging").unwrap();
+        let logger = logging.call_method1("getLogger", ("prefill_router",)).unwrap();
+        logger.getattr("level").unwrap().extract().unwrap()
+    });
+    say(json!({"seen": collector.seen(), "level": level}));
+}
+
+/// A pooling that takes far longer than all the rest.
+fn slow_pooling() {
+    Python::attach(|py| {
+        let code = c"
+import time
+from _prefill_router_engine.pooling import POOLINGS
+last = POOLINGS['last']
+POOLINGS['last'] = lambda *args: time.sleep(0.2) or last(*args)
+";
+        py.run(code, Some(&PyDict::new(py)), None).unwrap();
+    });
 }
 
 /// Without a subscriber: Python's records go where they went.
