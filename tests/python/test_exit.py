@@ -9,30 +9,52 @@ from pathlib import Path
 
 import pytest
 
-import prefill_router as pr
 from fixtures.models import tiny_folder
 
 pytestmark = pytest.mark.timeout(400)
 PATIENCE = 180
 """Seconds for a process that imports torch on a busy machine."""
 
-PREAMBLE = """
-import os, signal, sys, threading, time
-import numpy as np
+ENGINES = {
+    "toy": """
+from fixtures import toy_engine
+
+toy_engine.use()
+forward = pr.TransformersForward("toy")
+
+
+def begin_with(call):
+    toy_engine.TransformersForward.begin = staticmethod(call)
+""",
+    "torch": """
 import torch
-import prefill_router as pr
 
 forward = pr.TransformersForward(sys.argv[1])
+embed = torch.nn.Embedding.forward
+
+
+def begin_with(call):
+    torch.nn.Embedding.forward = lambda *args: (call(), embed(*args))[-1]
+""",
+}
+"""The engine of a script, and what its forwards do first. Nothing but the exit itself differs with torch, which has
+threads and libraries of its own, and takes ten seconds to import."""
+
+PREAMBLE = """
+import gc, os, signal, sys, threading, time
+import numpy as np
+import prefill_router as pr
+{engine}
+
 request = pr.ForwardRequest([pr.Tokens([30, 41, 52])])
 expected = forward.forward(request)
 batched = pr.BatchedForward(forward)
-running, embed = threading.Event(), torch.nn.Embedding.forward
+running = threading.Event()
 
 
-def slowly(*args):
+def slowly():
     running.set()
     time.sleep(0.3)
-    return embed(*args)
 
 
 def same(out):
@@ -48,20 +70,22 @@ def tell(*what):
 """
 
 
-def start(folder: Path, script: str) -> subprocess.Popen[str]:
+def start(folder: Path, script: str, engine: str = "toy") -> subprocess.Popen[str]:
     file = folder / "script.py"
-    file.write_text(PREAMBLE + script)
+    file.write_text(PREAMBLE.format(engine=ENGINES[engine]) + script)
     # A file, so that what it says of a crash is not lost in a pipe that nobody reads.
     with (folder / "errors").open("w") as errors:
-        command = [sys.executable, "-X", "faulthandler", file, tiny_folder("llama")]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        command = [sys.executable, "-X", "faulthandler", file]
+        command += [tiny_folder("llama")] if engine == "torch" else []
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
 
 
-def told(folder: Path, script: str, seconds: float = PATIENCE) -> list[str]:
+def told(folder: Path, script: str, engine: str = "toy") -> list[str]:
     """What a script says that ends by itself, in good order."""
-    child = start(folder, script)
+    child = start(folder, script, engine)
     try:
-        out, _ = child.communicate(timeout=seconds)
+        out, _ = child.communicate(timeout=PATIENCE)
     finally:
         child.kill()
     errors = (folder / "errors").read_text()
@@ -83,7 +107,8 @@ def test_ctrl_c_ends_a_wait_and_nothing_else(tmp_path: Path, wait: str) -> None:
     child = start(
         tmp_path,
         f"""
-torch.nn.Embedding.forward = lambda *args: (running.set(), time.sleep(4), embed(*args))[-1]
+go = threading.Event()
+begin_with(lambda: (running.set(), go.wait(20)))
 busy = batched.submit(request)
 assert running.wait(60)
 tell("running")
@@ -91,7 +116,7 @@ try:
     {WAITS[wait]}
 except BaseException as error:
     tell(type(error).__name__, isinstance(error, pr.PrefillError), busy.done())
-torch.nn.Embedding.forward = embed
+go.set()
 assert same(busy.result(60))
 while batched.queue().depth:  # what was taken back leaves when the worker gets to it
     time.sleep(0.01)
@@ -116,11 +141,12 @@ tell("works")
         child.kill()
 
 
-def test_at_exit_what_waits_is_closed_and_what_runs_is_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_at_exit_what_waits_is_closed_and_what_runs_is_answered(tmp_path: Path, engine: str) -> None:
     lines = told(
         tmp_path,
         """
-torch.nn.Embedding.forward = slowly
+begin_with(slowly)
 def done(future):
     tell(type(future.exception()).__name__ if future.exception() else same(future.result()))
 
@@ -130,6 +156,7 @@ futures += [batched.submit(request) for _ in range(500)]
 for future in futures:
     future.add_done_callback(done)
 """,
+        engine,
     )
     assert sorted(lines) == ["ClosedError"] * 500 + ["True"]
 
@@ -140,7 +167,7 @@ def test_at_exit_a_queue_that_nobody_holds_is_ended_too(tmp_path: Path) -> None:
         tmp_path,
         """
 batched = pr.BatchedForward(forward, max_tokens=1)
-torch.nn.Embedding.forward = slowly
+begin_with(slowly)
 futures = [batched.submit(request) for _ in range(500)]
 assert running.wait(60)
 del batched
@@ -155,7 +182,7 @@ def test_threads_that_wait_at_exit_are_answered_first(tmp_path: Path) -> None:
     lines = told(
         tmp_path,
         """
-torch.nn.Embedding.forward = slowly
+begin_with(slowly)
 def call(wait):
     tell(same(wait()))
 
@@ -167,12 +194,14 @@ assert running.wait(60)
     assert lines == ["True", "True"]
 
 
-@pytest.mark.parametrize("how", ["daemon", "cycle", "future"])
-def test_no_other_way_to_exit_hangs_or_crashes(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "engine"), [("daemon", "toy"), ("cycle", "toy"), ("future", "toy"), ("cycle", "torch")]
+)
+def test_no_other_way_to_exit_hangs_or_crashes(tmp_path: Path, how: str, engine: str) -> None:
     told(
         tmp_path,
         f"""
-torch.nn.Embedding.forward = slowly
+begin_with(slowly)
 kept = [batched.submit(request)]
 assert running.wait(60)
 if {how!r} == "daemon":
@@ -186,6 +215,7 @@ else:
     # It is done, and outlives everything.
     sys.kept = kept
 """,
+        engine,
     )
 
 
@@ -196,12 +226,12 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
         """
 import warnings
 warnings.simplefilter("ignore")
-torch.nn.Embedding.forward = slowly
+begin_with(slowly)
 busy = batched.submit(request)
 assert running.wait(60)
 child = os.fork()
 if child == 0:
-    import asyncio, gc
+    import asyncio
     for use in (
         lambda: batched.forward(request),
         lambda: batched.submit(request),
@@ -218,7 +248,7 @@ if child == 0:
     gc.collect()
     sys.exit(7)
 tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-torch.nn.Embedding.forward = embed
+begin_with(lambda: None)
 assert same(busy.result(60)) and same(batched.forward(request))
 """,
     )
@@ -230,12 +260,3 @@ assert same(busy.result(60)) and same(batched.forward(request))
         *[advice] * 6,
         "7",
     ]
-
-
-def test_a_queue_over_a_model_that_cannot_load_says_so(tmp_path: Path) -> None:
-    with pr.BatchedForward(pr.TransformersForward(tmp_path / "nothing")) as batched:
-        for run in (batched.forward, lambda request: batched.submit(request).result(60)):
-            with pytest.raises(pr.ModelLoadError):
-                run(pr.ForwardRequest(["a"]))
-        with pytest.raises(pr.ModelLoadError):
-            batched.model()
