@@ -6,6 +6,11 @@ import hypothesis
 import pytest
 import torch
 
+import prefill_router as pr
+
+from .helpers import llama
+from .queues import Gate
+
 # Machines that are busy with something else say nothing about the code, and no examples are kept between runs.
 hypothesis.settings.register_profile("tests", deadline=None, database=None)
 hypothesis.settings.load_profile("tests")
@@ -26,3 +31,17 @@ def all_threads() -> Iterator[None]:
     torch.set_num_threads(torch.multiprocessing.cpu_count())
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def batched() -> Iterator[pr.BatchedForward]:
+    """A queue over the usual model."""
+    with pr.BatchedForward(llama()) as batched:
+        yield batched
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.open()
