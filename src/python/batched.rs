@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
 use super::backend::{self, Backend};
-use super::errors::raise_error;
+use super::errors::{raise, raise_error};
 use super::exit::{self, Life, SLICE};
 use super::forward::TransformersForward;
 use super::future::{self, Pending};
@@ -23,6 +23,7 @@ use super::prompts::refusal;
 use super::request::{ForwardRequest, count};
 use crate::batching::{self, BatchedConfig, Close, Handle, Reply};
 use crate::error::{PrefillError, Result};
+use crate::transformers::{Failure, tried};
 
 /// Many callers, one model: requests that come at the same time share a forward. A thread of its own runs them; callers
 /// wait with the interpreter released, each for its own answer or its own error.
@@ -97,7 +98,7 @@ impl BatchedForward {
         queue_limit: Option<&Bound<'_, PyAny>>,
         deadline: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let config = || -> Result<BatchedConfig> {
+        let config = || -> Result<BatchedConfig, Failure> {
             let mut config = BatchedConfig::new();
             if let Some(value) = max_tokens {
                 config = config.max_tokens(count("max_tokens", value)?);
@@ -117,7 +118,7 @@ impl BatchedForward {
             let settings = format!("{}, {}", forward.get().described(), described(&config));
             Ok((Inner::new(forward.unbind(), config)?, settings))
         });
-        let (inner, settings) = made.map_err(|error| raise_error(py, error))?;
+        let (inner, settings) = made.map_err(|failure| raise(py, failure))?;
         exit::watch(py, &inner)?;
         Ok(Self { inner, settings })
     }
@@ -244,8 +245,9 @@ fn described(config: &BatchedConfig) -> String {
 }
 
 /// A number of seconds; more than a `Duration` holds is one that can never pass.
-fn seconds(field: &str, value: &Bound<'_, PyAny>) -> Result<Duration> {
-    let number = if value.is_instance_of::<PyBool>() { None } else { value.extract().ok() };
+fn seconds(field: &str, value: &Bound<'_, PyAny>) -> Result<Duration, Failure> {
+    let number =
+        if value.is_instance_of::<PyBool>() { None } else { tried(value.py(), value.extract())? };
     match number {
         Some(number) if number >= 0.0 => {
             Ok(Duration::try_from_secs_f64(number).unwrap_or(Duration::MAX))
@@ -255,7 +257,7 @@ fn seconds(field: &str, value: &Bound<'_, PyAny>) -> Result<Duration> {
 }
 
 /// A number of seconds, infinity being for ever.
-fn deadline_of(value: &Bound<'_, PyAny>) -> Result<Option<Duration>> {
+fn deadline_of(value: &Bound<'_, PyAny>) -> Result<Option<Duration>, Failure> {
     match seconds("deadline", value)? {
         Duration::ZERO => Err(refusal("deadline", value, "more than 0 seconds, or None", None)),
         Duration::MAX => Ok(None),
@@ -295,7 +297,7 @@ impl Inner {
     /// The way to the queue, with this deadline if one is given.
     fn handle(&self, py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyResult<Handle> {
         self.check_process(py)?;
-        match given.map(deadline_of).transpose().map_err(|error| raise_error(py, error))? {
+        match given.map(deadline_of).transpose().map_err(|failure| raise(py, failure))? {
             Some(deadline) => Ok(self.handle.with_deadline(deadline)),
             None => Ok(self.handle.clone()),
         }

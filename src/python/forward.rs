@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::errors::{raise, raise_error};
+use super::errors::raise;
 use super::output::{ForwardOutput, ModelInfo};
 use super::prompts::{refusal, string};
 use super::request::ForwardRequest;
 use crate::contract;
-use crate::error::Result;
-use crate::transformers::{DeviceMap, Engine, Sources, TransformersConfig};
+use crate::transformers::{DeviceMap, Engine, Failure, Sources, TransformersConfig, tried};
 
 /// Runs a Hugging Face causal LM. The model is loaded by the first call that needs it; threads may share one object.
 ///
@@ -46,7 +45,7 @@ impl TransformersForward {
         trust_remote_code: bool,
         verify: bool,
     ) -> PyResult<Self> {
-        let config = || -> Result<TransformersConfig> {
+        let config = || -> Result<TransformersConfig, Failure> {
             let mut config = TransformersConfig::new(path("model", model)?);
             config.revision = revision.map(|value| string(value, "revision", None)).transpose()?;
             config.device = device.map(|value| shown("device", value)).transpose()?;
@@ -55,8 +54,8 @@ impl TransformersForward {
             config.device_map = device_map.map(read_device_map).transpose()?;
             Ok(config.trust_remote_code(trust_remote_code).verify(verify))
         };
-        let engine = config().and_then(|config| Engine::new(config, Sources::Installed));
-        Ok(Self { engine: engine.map_err(|error| raise_error(py, error))? })
+        let engine = config().and_then(|config| Ok(Engine::new(config, Sources::Installed)?));
+        Ok(Self { engine: engine.map_err(|failure| raise(py, failure))? })
     }
 
     /// Runs a request.
@@ -113,23 +112,21 @@ impl TransformersForward {
 }
 
 /// A str or an `os.PathLike` of one.
-pub(super) fn path(field: &str, value: &Bound<'_, PyAny>) -> Result<String> {
-    let refused = |_| refusal(field, value, "a str or a path", None);
-    let text = value
-        .py()
-        .import("os")
-        .and_then(|os| os.call_method1("fspath", (value,)))
-        .map_err(refused)?;
-    string(&text, field, None)
+pub(super) fn path(field: &str, value: &Bound<'_, PyAny>) -> Result<String, Failure> {
+    let py = value.py();
+    let text = py.import("os").and_then(|os| os.call_method1("fspath", (value,)));
+    let refused = || refusal(field, value, "a str or a path", None);
+    string(&tried(py, text)?.ok_or_else(refused)?, field, None)
 }
 
 /// `str(value)`: `torch.device` and `torch.dtype` say their own names.
-fn shown(field: &str, value: &Bound<'_, PyAny>) -> Result<String> {
-    let text = value.str().map_err(|_| refusal(field, value, "a name", None))?;
+fn shown(field: &str, value: &Bound<'_, PyAny>) -> Result<String, Failure> {
+    let text = tried(value.py(), value.str())?;
+    let text = text.ok_or_else(|| refusal(field, value, "a name", None))?;
     string(text.as_any(), field, None)
 }
 
-fn read_device_map(value: &Bound<'_, PyAny>) -> Result<DeviceMap> {
+fn read_device_map(value: &Bound<'_, PyAny>) -> Result<DeviceMap, Failure> {
     const EXPECTED: &str = "\"auto\" or a dict of module names to devices";
     let refused = || refusal("device_map", value, EXPECTED, None);
     if value.is_instance_of::<PyString>() {
@@ -140,8 +137,10 @@ fn read_device_map(value: &Bound<'_, PyAny>) -> Result<DeviceMap> {
         };
     }
     let map = value.cast::<PyDict>().map_err(|_| refused())?;
-    let entries = map.iter().map(|(name, device)| {
+    // A copy, which the caller's code cannot change meanwhile.
+    let entries = map.items().into_iter().map(|item| {
+        let (name, device) = item.extract().map_err(Failure::Interrupt)?;
         Ok((string(&name, "device_map", None)?, shown("device_map", &device)?))
     });
-    entries.collect::<Result<BTreeMap<_, _>>>().map(DeviceMap::Modules)
+    entries.collect::<Result<BTreeMap<_, _>, _>>().map(DeviceMap::Modules)
 }

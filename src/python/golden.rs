@@ -11,8 +11,8 @@ use super::forward::{TransformersForward, path};
 use super::output::{ForwardOutput, layer};
 use super::prompts::refusal;
 use super::request::ForwardRequest;
-use crate::error::Result;
 use crate::golden;
+use crate::transformers::{Failure, tried};
 
 /// A request with the result it has to have, to check another encoder against.
 ///
@@ -62,7 +62,8 @@ impl Golden {
     #[staticmethod]
     #[pyo3(signature = (path), text_signature = "(path)")]
     fn load(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let loaded = file(path).and_then(|file| py.detach(|| golden::Golden::load(file)));
+        let file = file(path).map_err(|failure| raise(py, failure))?;
+        let loaded = py.detach(|| golden::Golden::load(file));
         Ok(Self { inner: loaded.map_err(|error| raise_error(py, error))? })
     }
 
@@ -76,7 +77,8 @@ impl Golden {
     /// Raises:
     ///     InvalidRequestError: It cannot be written there. An older one stays as it was.
     fn save(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
-        let saved = file(path).and_then(|file| py.detach(|| self.inner.save(file)));
+        let file = file(path).map_err(|failure| raise(py, failure))?;
+        let saved = py.detach(|| self.inner.save(file));
         saved.map_err(|error| raise_error(py, error))
     }
 
@@ -101,8 +103,9 @@ impl Golden {
         forward: &TransformersForward,
         tolerance: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<GoldenReport> {
-        let tolerance = tolerance.map(number).transpose().and_then(golden::validated);
-        let tolerance = tolerance.map_err(|error| raise_error(py, error))?;
+        let tolerance = tolerance.map(number).transpose();
+        let tolerance = tolerance.and_then(|given| Ok(golden::validated(given)?));
+        let tolerance = tolerance.map_err(|failure| raise(py, failure))?;
         let model = forward.engine.model(py).map_err(|failure| raise(py, failure))?;
         if let Some(inner) = self.inner.other_shape(&model, tolerance) {
             return Ok(GoldenReport { inner });
@@ -291,12 +294,13 @@ impl GoldenMoved {
     }
 }
 
-fn file(value: &Bound<'_, PyAny>) -> Result<PathBuf> {
+fn file(value: &Bound<'_, PyAny>) -> Result<PathBuf, Failure> {
     path("path", value).map(PathBuf::from)
 }
 
 /// A number; `True` is none.
-fn number(value: &Bound<'_, PyAny>) -> Result<f64> {
-    let number = if value.is_instance_of::<PyBool>() { None } else { value.extract().ok() };
+fn number(value: &Bound<'_, PyAny>) -> Result<f64, Failure> {
+    let number =
+        if value.is_instance_of::<PyBool>() { None } else { tried(value.py(), value.extract())? };
     number.ok_or_else(|| refusal("tolerance", value, "a number, or None", None))
 }

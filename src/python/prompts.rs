@@ -8,8 +8,8 @@ use pyo3::types::{
 };
 
 use crate::contract::{Message, Prompt};
-use crate::error::{PrefillError, Result};
-use crate::transformers::Failure;
+use crate::error::PrefillError;
+use crate::transformers::{Failure, tried};
 
 /// A prompt that is tokenized as it stands, without the chat template.
 ///
@@ -28,7 +28,7 @@ impl Raw {
     #[new]
     fn new(py: Python<'_>, text: &Bound<'_, PyAny>) -> PyResult<Self> {
         let text =
-            string(text, "text", None).map_err(|error| super::errors::raise_error(py, error))?;
+            string(text, "text", None).map_err(|failure| super::errors::raise(py, failure))?;
         Ok(Self { text })
     }
 
@@ -62,13 +62,13 @@ impl Tokens {
         };
         let read = || -> Result<Vec<u32>, Failure> {
             if is_text(ids) || has_no_order(ids) {
-                return Err(refused(ids).into());
+                return Err(refused(ids));
             }
             let number = |id: PyResult<Bound<'_, PyAny>>| {
                 let id = id.map_err(Failure::Interrupt)?;
-                match id.extract::<u32>() {
-                    Ok(number) if !id.is_instance_of::<PyBool>() => Ok(number),
-                    _ => Err(refused(&id).into()),
+                match tried(py, id.extract::<u32>())? {
+                    Some(number) if !id.is_instance_of::<PyBool>() => Ok(number),
+                    _ => Err(refused(&id)),
                 }
             };
             iterate(ids, || refused(ids))?.map(number).collect()
@@ -91,22 +91,22 @@ pub(super) fn prompts(value: &Bound<'_, PyAny>) -> PyResult<Vec<Prompt>> {
     let refused = |expected: &str| refusal("prompts", value, expected, None);
     if is_text(value) {
         let expected = "a list of prompts: put a single prompt into a list";
-        return Err(super::errors::raise_error(py, refused(expected)));
+        return Err(super::errors::raise(py, refused(expected)));
     }
     if has_no_order(value) {
-        return Err(super::errors::raise_error(py, refused("a list of prompts, in an order")));
+        return Err(super::errors::raise(py, refused("a list of prompts, in an order")));
     }
     let items = iterate(value, || refused("a list of prompts"));
     items
         .map_err(|failure| super::errors::raise(py, failure))?
         .enumerate()
         .map(|(index, item)| {
-            prompt(&item?, index).map_err(|error| super::errors::raise_error(py, error))
+            prompt(&item?, index).map_err(|failure| super::errors::raise(py, failure))
         })
         .collect()
 }
 
-fn prompt(value: &Bound<'_, PyAny>, index: usize) -> Result<Prompt> {
+fn prompt(value: &Bound<'_, PyAny>, index: usize) -> Result<Prompt, Failure> {
     if value.is_instance_of::<PyString>() {
         return string(value, "prompts", Some(index)).map(Prompt::User);
     }
@@ -117,12 +117,12 @@ fn prompt(value: &Bound<'_, PyAny>, index: usize) -> Result<Prompt> {
         return Ok(Prompt::Tokens(tokens.get().ids.clone()));
     }
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-        let items = value.try_iter().map_err(|_| refusal("prompts", value, CHAT, Some(index)))?;
-        return items
-            .map(|item| {
-                message(&item.map_err(|_| refusal("prompts", value, CHAT, Some(index)))?, index)
-            })
-            .collect::<Result<_>>()
+        let py = value.py();
+        let refused = || refusal("prompts", value, CHAT, Some(index));
+        return tried(py, value.try_iter())?
+            .ok_or_else(refused)?
+            .map(|item| message(&tried(py, item)?.ok_or_else(refused)?, index))
+            .collect::<Result<_, _>>()
             .map(Prompt::Chat);
     }
     Err(refusal("prompts", value, "a str, a list of messages, Raw or Tokens", Some(index)))
@@ -130,11 +130,11 @@ fn prompt(value: &Bound<'_, PyAny>, index: usize) -> Result<Prompt> {
 
 const CHAT: &str = "messages of the form {\"role\": str, \"content\": str}, with no other keys";
 
-fn message(value: &Bound<'_, PyAny>, index: usize) -> Result<Message> {
+fn message(value: &Bound<'_, PyAny>, index: usize) -> Result<Message, Failure> {
     let refused = || refusal("prompts", value, CHAT, Some(index));
     let message = value.cast::<PyDict>().map_err(|_| refused())?;
-    let part = |name: &str| -> Result<String> {
-        let part = message.get_item(name).ok().flatten().ok_or_else(refused)?;
+    let part = |name: &str| -> Result<String, Failure> {
+        let part = tried(value.py(), message.get_item(name))?.flatten().ok_or_else(refused)?;
         if part.is_instance_of::<PyString>() {
             string(&part, "prompts", Some(index))
         } else {
@@ -151,7 +151,7 @@ pub(super) fn string(
     value: &Bound<'_, PyAny>,
     field: &str,
     prompt: Option<usize>,
-) -> Result<String> {
+) -> Result<String, Failure> {
     let text = value.cast::<PyString>().map_err(|_| refusal(field, value, "a str", prompt))?;
     let text = text.to_str().map_err(|_| {
         refusal(field, value, "valid Unicode text, without lone surrogates", prompt)
@@ -177,30 +177,28 @@ fn has_no_order(value: &Bound<'_, PyAny>) -> bool {
 /// stays the caller's.
 pub(super) fn iterate<'py>(
     value: &Bound<'py, PyAny>,
-    refused: impl FnOnce() -> PrefillError,
+    refused: impl FnOnce() -> Failure,
 ) -> Result<Bound<'py, PyIterator>, Failure> {
     value.try_iter().map_err(|error| {
         if error.is_instance_of::<PyTypeError>(value.py()) {
-            refused().into()
+            refused()
         } else {
             Failure::Interrupt(error)
         }
     })
 }
 
-/// `invalid_request` for a Python value, shown as its repr.
+/// `invalid_request` for a Python value, shown as its repr; where that is interrupted, the interrupt.
 pub(super) fn refusal(
     field: &str,
     value: &Bound<'_, PyAny>,
     expected: &str,
     prompt: Option<usize>,
-) -> PrefillError {
-    let shown =
-        value.repr().map_or_else(|_| "?".into(), |repr| repr.to_string_lossy().into_owned());
-    PrefillError::InvalidRequest {
-        field: field.into(),
-        value: shown,
-        expected: expected.into(),
-        prompt,
-    }
+) -> Failure {
+    let shown = match tried(value.py(), value.repr()) {
+        Ok(repr) => repr.map_or_else(|| "?".into(), |repr| repr.to_string_lossy().into_owned()),
+        Err(interrupt) => return interrupt,
+    };
+    let (field, expected) = (field.into(), expected.into());
+    PrefillError::InvalidRequest { field, value: shown, expected, prompt }.into()
 }

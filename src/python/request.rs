@@ -13,8 +13,7 @@ use super::prompts::{is_text, iterate, prompts, refusal, string};
 use crate::contract::{
     self, Batching, ForwardRequestBuilder, Layer, Layers, Overflow, Pooling, Prompt,
 };
-use crate::error::{PrefillError, Result};
-use crate::transformers::Failure;
+use crate::transformers::{Failure, tried};
 
 /// Forwards of many prompts, up to a token budget; a prompt above the budget runs alone.
 ///
@@ -35,7 +34,7 @@ pub(super) struct Packed {
 impl Packed {
     #[new]
     fn new(py: Python<'_>, max_tokens: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let max_tokens = count("max_tokens", max_tokens).map_err(|error| raise_error(py, error))?;
+        let max_tokens = count("max_tokens", max_tokens).map_err(|failure| raise(py, failure))?;
         Ok(Self { max_tokens })
     }
 
@@ -64,7 +63,7 @@ pub(super) struct Padded {
 impl Padded {
     #[new]
     fn new(py: Python<'_>, batch_size: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let batch_size = count("batch_size", batch_size).map_err(|error| raise_error(py, error))?;
+        let batch_size = count("batch_size", batch_size).map_err(|failure| raise(py, failure))?;
         Ok(Self { batch_size })
     }
 
@@ -223,15 +222,18 @@ fn set(
 
 fn optional<T>(
     value: &Bound<'_, PyAny>,
-    read: impl FnOnce(&Bound<'_, PyAny>) -> Result<T>,
-) -> Result<Option<T>> {
+    read: impl FnOnce(&Bound<'_, PyAny>) -> Result<T, Failure>,
+) -> Result<Option<T>, Failure> {
     if value.is_none() { Ok(None) } else { read(value).map(Some) }
 }
 
 /// A whole number that counts something; `True` is not one.
-pub(super) fn count(field: &str, value: &Bound<'_, PyAny>) -> Result<usize> {
-    let number =
-        if value.is_instance_of::<PyBool>() { None } else { value.extract::<usize>().ok() };
+pub(super) fn count(field: &str, value: &Bound<'_, PyAny>) -> Result<usize, Failure> {
+    let number = if value.is_instance_of::<PyBool>() {
+        None
+    } else {
+        tried(value.py(), value.extract::<usize>())?
+    };
     number.ok_or_else(|| refusal(field, value, "a whole number of at least 1", None))
 }
 
@@ -243,12 +245,12 @@ fn layers(value: &Bound<'_, PyAny>) -> Result<Layers, Failure> {
             "upper_half" => Ok(Layers::UpperHalf),
             "all" => Ok(Layers::All),
             "final" => Ok(Layers::Selected(vec![Layer::Final])),
-            _ => Err(refusal("layers", value, EXPECTED, None).into()),
+            _ => Err(refusal("layers", value, EXPECTED, None)),
         };
     }
     let refused = |item: &Bound<'_, PyAny>| refusal("layers", item, EXPECTED, None);
     if is_text(value) || value.is_instance_of::<PyDict>() {
-        return Err(refused(value).into());
+        return Err(refused(value));
     }
     let selected = iterate(value, || refused(value))?.map(|item| -> Result<Layer, Failure> {
         let item = item.map_err(Failure::Interrupt)?;
@@ -256,11 +258,14 @@ fn layers(value: &Bound<'_, PyAny>) -> Result<Layers, Failure> {
             return if string(&item, "layers", None)? == "final" {
                 Ok(Layer::Final)
             } else {
-                Err(refused(&item).into())
+                Err(refused(&item))
             };
         }
-        let index =
-            if item.is_instance_of::<PyBool>() { None } else { item.extract::<isize>().ok() };
+        let index = if item.is_instance_of::<PyBool>() {
+            None
+        } else {
+            tried(value.py(), item.extract::<isize>())?
+        };
         let index = index.ok_or_else(|| refused(&item))?;
         Ok(usize::try_from(index)
             .map_or_else(|_| Layer::FromEnd(index.unsigned_abs()), Layer::Direct))
@@ -272,7 +277,7 @@ fn poolings(value: &Bound<'_, PyAny>) -> Result<Vec<Pooling>, Failure> {
     const EXPECTED: &str = "a list of \"last\" and \"mean\"";
     let refused = || refusal("pooling", value, EXPECTED, None);
     if is_text(value) {
-        return Err(refused().into());
+        return Err(refused());
     }
     iterate(value, refused)?
         .map(|item| {
@@ -282,7 +287,7 @@ fn poolings(value: &Bound<'_, PyAny>) -> Result<Vec<Pooling>, Failure> {
         .collect()
 }
 
-fn batching(value: &Bound<'_, PyAny>) -> Result<Batching> {
+fn batching(value: &Bound<'_, PyAny>) -> Result<Batching, Failure> {
     if let Ok(packed) = value.cast::<Packed>() {
         return Ok(Batching::Packed { max_tokens: packed.get().max_tokens });
     }
@@ -293,7 +298,7 @@ fn batching(value: &Bound<'_, PyAny>) -> Result<Batching> {
 }
 
 /// Crosses as JSON text, by Python's own encoder: what it cannot write, or changes, no template kwarg may be.
-fn template_kwargs(value: &Bound<'_, PyAny>) -> Result<Map<String, Value>> {
+fn template_kwargs(value: &Bound<'_, PyAny>) -> Result<Map<String, Value>, Failure> {
     let refused = || {
         let expected = "a dict that JSON can hold (keys of str, integers of 64 bits), or None";
         refusal("chat_template_kwargs", value, expected, None)
@@ -306,9 +311,10 @@ fn template_kwargs(value: &Bound<'_, PyAny>) -> Result<Map<String, Value>> {
         options.set_item("allow_nan", false)?;
         value.py().import("json")?.call_method("dumps", (value,), Some(&options))?.extract()
     };
-    let read: std::result::Result<_, PrefillError> = written().map_err(|_| refused());
-    match serde_json::from_str(&read?) {
-        Ok(json) if is_held(value, &json) => match json {
+    let py = value.py();
+    let text = tried(py, written())?.ok_or_else(refused)?;
+    match serde_json::from_str(&text) {
+        Ok(json) if tried(py, is_held(value, &json))? == Some(true) => match json {
             Value::Object(map) => Ok(map),
             _ => Err(refused()),
         },
@@ -317,19 +323,29 @@ fn template_kwargs(value: &Bound<'_, PyAny>) -> Result<Map<String, Value>> {
 }
 
 /// Whether the JSON value is the Python value: the encoder makes text of any key, and integers can be too large.
-fn is_held(value: &Bound<'_, PyAny>, json: &Value) -> bool {
+fn is_held(value: &Bound<'_, PyAny>, json: &Value) -> PyResult<bool> {
     match json {
-        Value::Object(map) => value.cast::<PyDict>().is_ok_and(|dict| {
-            dict.len() == map.len()
-                && dict.iter().all(|(key, value)| {
-                    let key = key.extract::<String>();
-                    key.is_ok_and(|key| map.get(&key).is_some_and(|json| is_held(&value, json)))
-                })
-        }),
-        Value::Array(items) => value.try_iter().is_ok_and(|values| {
-            values.zip(items).all(|(value, json)| value.is_ok_and(|value| is_held(&value, json)))
-        }),
-        Value::Number(number) => number.is_f64() == value.is_instance_of::<PyFloat>(),
-        _ => true,
+        Value::Object(map) => {
+            let Ok(dict) = value.cast::<PyDict>() else { return Ok(false) };
+            // A copy, which the caller's code cannot change meanwhile.
+            for item in dict.items() {
+                let (key, value): (String, Bound<'_, PyAny>) = item.extract()?;
+                let Some(json) = map.get(&key) else { return Ok(false) };
+                if !is_held(&value, json)? {
+                    return Ok(false);
+                }
+            }
+            Ok(dict.len() == map.len())
+        }
+        Value::Array(items) => {
+            for (value, json) in value.try_iter()?.zip(items) {
+                if !is_held(&value?, json)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
+        Value::Number(number) => Ok(number.is_f64() == value.is_instance_of::<PyFloat>()),
+        _ => Ok(true),
     }
 }

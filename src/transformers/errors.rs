@@ -31,8 +31,14 @@ impl Failure {
         if !error.is_instance_of::<PyException>(py) {
             return Self::Interrupt(error);
         }
-        let translated = engine_error(py, &error).unwrap_or_else(|| python(py, &error));
-        Self::Error(Box::new(translated), Some(error))
+        let translated = || match engine_error(py, &error)? {
+            Some(known) => Ok(known),
+            None => python(py, &error),
+        };
+        match translated() {
+            Ok(translated) => Self::Error(Box::new(translated), Some(error)),
+            Err(interrupt) => interrupt,
+        }
     }
 
     /// Translates an exception raised by importing the engine: what cannot be imported is missing from the environment.
@@ -40,24 +46,10 @@ impl Failure {
         if !error.is_instance_of::<PyImportError>(py) {
             return Self::of(py, error);
         }
-        let sys = py.import("sys").ok();
-        let read = |name: &str| sys.as_ref()?.getattr(name).ok()?.extract::<String>().ok();
-        let interpreter = read("executable");
-        let absent: Vec<_> = PACKAGES.into_iter().filter(|name| is_absent(py, name)).collect();
-        let install = format!("run `{} -m pip install", interpreter.as_deref().unwrap_or("python"));
-        let (missing, fix) = if absent.is_empty() {
-            // They are there, but one of them cannot be imported: too old, or broken.
-            let value = error.value(py);
-            let name = value.getattr("name").ok().and_then(|name| name.extract::<String>().ok());
-            let package = name.as_deref().and_then(|name| name.split('.').next());
-            let package = package.unwrap_or("torch transformers");
-            (text(value), format!("{install} --upgrade {package}`"))
-        } else {
-            (absent.join(", "), format!("{install} {}`", absent.join(" ")))
-        };
-        let prefix = read("prefix");
-        let translated = PrefillError::Environment { interpreter, prefix, missing, fix };
-        Self::Error(Box::new(translated), Some(error))
+        match missing(py, &error) {
+            Ok(missing) => Self::Error(Box::new(missing), Some(error)),
+            Err(interrupt) => interrupt,
+        }
     }
 
     /// The error; none for an interrupt.
@@ -94,61 +86,112 @@ impl Failure {
     pub fn into_error(self, py: Python<'_>) -> PrefillError {
         match self {
             Self::Error(error, _) => *error,
-            Self::Interrupt(error) => python(py, &error),
+            Self::Interrupt(error) => python(py, &error).unwrap_or_else(|_| PrefillError::Python {
+                type_name: type_name(py, &error),
+                message: String::new(),
+                traceback: String::new(),
+            }),
         }
     }
 }
 
+/// What a call gives; none where it raises an exception. An interrupt passes: what it struck is no reason to lose it.
+pub(crate) fn tried<T>(py: Python<'_>, call: PyResult<T>) -> Result<Option<T>, Failure> {
+    match call {
+        Ok(given) => Ok(Some(given)),
+        Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+        Err(interrupt) => Err(Failure::Interrupt(interrupt)),
+    }
+}
+
+/// What the environment lacks, if this is raised by importing the engine; fails with an interrupt alone.
+fn missing(py: Python<'_>, error: &PyErr) -> Result<PrefillError, Failure> {
+    let sys = py.import("sys").ok();
+    let read = |name: &str| sys.as_ref()?.getattr(name).ok()?.extract::<String>().ok();
+    let interpreter = read("executable");
+    let mut absent = Vec::new();
+    for name in PACKAGES {
+        if is_absent(py, name)? {
+            absent.push(name);
+        }
+    }
+    let install = format!("run `{} -m pip install", interpreter.as_deref().unwrap_or("python"));
+    let (missing, fix) = if absent.is_empty() {
+        // They are there, but one of them cannot be imported: too old, or broken.
+        let value = error.value(py);
+        let name = value.getattr("name").ok().and_then(|name| name.extract::<String>().ok());
+        let package = name.as_deref().and_then(|name| name.split('.').next());
+        let package = package.unwrap_or("torch transformers");
+        (text(value)?, format!("{install} --upgrade {package}`"))
+    } else {
+        (absent.join(", "), format!("{install} {}`", absent.join(" ")))
+    };
+    Ok(PrefillError::Environment { interpreter, prefix: read("prefix"), missing, fix })
+}
+
 /// Whether the environment has no package of that name. Asking does not import it.
-fn is_absent(py: Python<'_>, name: &str) -> bool {
+fn is_absent(py: Python<'_>, name: &str) -> Result<bool, Failure> {
     let found = py
         .import("importlib.util")
         .and_then(|module| module.getattr("find_spec"))
         .and_then(|find| find.call1((name,)));
-    found.is_ok_and(|found| found.is_none())
+    Ok(tried(py, found)?.is_some_and(|found| found.is_none()))
 }
 
-/// The error an `EngineError` stands for; none if it is another exception.
-fn engine_error(py: Python<'_>, error: &PyErr) -> Option<PrefillError> {
-    let value = error.value(py);
-    let kind = ErrorKind::from_slug(&value.getattr("kind").ok()?.extract::<String>().ok()?)?;
-    let facts = Facts(value.getattr("facts").ok()?.cast_into::<PyDict>().ok()?);
-    Some(match kind {
+/// The error an `EngineError` stands for; none if it is another exception. Fails with an interrupt alone.
+fn engine_error(py: Python<'_>, error: &PyErr) -> Result<Option<PrefillError>, Failure> {
+    let stated = |name: &str| tried(py, error.value(py).getattr(name));
+    let slug = stated("kind")?.and_then(|kind| kind.extract::<String>().ok());
+    let Some(kind) = slug.and_then(|slug| ErrorKind::from_slug(&slug)) else { return Ok(None) };
+    match stated("facts")?.map(Bound::cast_into::<PyDict>) {
+        Some(Ok(facts)) => of_kind(py, kind, &Facts(facts)),
+        _ => Ok(None),
+    }
+}
+
+/// The error of that kind, out of what the engine states; none of a kind that only Rust raises.
+fn of_kind(
+    py: Python<'_>,
+    kind: ErrorKind,
+    facts: &Facts<'_>,
+) -> Result<Option<PrefillError>, Failure> {
+    Ok(Some(match kind {
         ErrorKind::InvalidRequest => PrefillError::InvalidRequest {
-            field: facts.text("field"),
-            value: facts.text("value"),
-            expected: facts.text("expected"),
+            field: facts.text("field")?,
+            value: facts.text("value")?,
+            expected: facts.text("expected")?,
             prompt: facts.get("prompt"),
         },
-        ErrorKind::ContextWindowExceeded => PrefillError::ContextWindowExceeded {
-            prompt: facts.get("prompt")?,
-            tokens: facts.get("tokens")?,
-            limit: facts.get("limit"),
-        },
+        ErrorKind::ContextWindowExceeded => {
+            let (Some(prompt), Some(tokens)) = (facts.get("prompt"), facts.get("tokens")) else {
+                return Ok(None);
+            };
+            PrefillError::ContextWindowExceeded { prompt, tokens, limit: facts.get("limit") }
+        }
         ErrorKind::ChatTemplate => PrefillError::ChatTemplate {
             prompt: facts.get("prompt"),
-            model: facts.text("model"),
-            detail: facts.text("detail"),
+            model: facts.text("model")?,
+            detail: facts.text("detail")?,
         },
         ErrorKind::ModelLoad => PrefillError::ModelLoad {
-            model: facts.text("model"),
-            detail: facts.text("detail"),
+            model: facts.text("model")?,
+            detail: facts.text("detail")?,
             names: facts.get("names").unwrap_or_default(),
         },
         ErrorKind::RemoteCode => {
-            PrefillError::RemoteCode { model: facts.text("model"), detail: facts.text("detail") }
+            PrefillError::RemoteCode { model: facts.text("model")?, detail: facts.text("detail")? }
         }
         ErrorKind::UnsupportedModel => PrefillError::UnsupportedModel {
-            model: facts.text("model"),
-            expected: facts.text("expected"),
-            found: facts.text("found"),
+            model: facts.text("model")?,
+            expected: facts.text("expected")?,
+            found: facts.text("found")?,
         },
         ErrorKind::Device => PrefillError::Device {
-            device: facts.text("device"),
-            available: facts.text("available"),
+            device: facts.text("device")?,
+            available: facts.text("available")?,
         },
         ErrorKind::OutOfMemory => {
-            PrefillError::OutOfMemory { device: facts.text("device"), tokens: facts.get("tokens") }
+            PrefillError::OutOfMemory { device: facts.text("device")?, tokens: facts.get("tokens") }
         }
         ErrorKind::Environment => {
             let sys = py.import("sys").ok();
@@ -156,13 +199,12 @@ fn engine_error(py: Python<'_>, error: &PyErr) -> Option<PrefillError> {
             PrefillError::Environment {
                 interpreter: read("executable"),
                 prefix: read("prefix"),
-                missing: facts.text("missing"),
-                fix: facts.text("fix"),
+                missing: facts.text("missing")?,
+                fix: facts.text("fix")?,
             }
         }
-        // Kinds that only Rust raises.
-        _ => return None,
-    })
+        _ => return Ok(None),
+    }))
 }
 
 /// The facts of an `EngineError`.
@@ -173,29 +215,35 @@ impl<'py> Facts<'py> {
         self.0.get_item(name).ok()??.extract().ok()
     }
 
-    fn text(&self, name: &str) -> String {
-        self.0.get_item(name).ok().flatten().map(|value| text(&value)).unwrap_or_default()
+    fn text(&self, name: &str) -> Result<String, Failure> {
+        self.0.get_item(name).ok().flatten().map_or_else(|| Ok(String::new()), |it| text(&it))
     }
 }
 
-/// Any exception, whole.
-fn python(py: Python<'_>, error: &PyErr) -> PrefillError {
-    let type_name =
-        error.get_type(py).qualname().map_or_else(|_| "Exception".into(), |name| name.to_string());
-    let traceback =
-        error.traceback(py).and_then(|traceback| formatted(&traceback)).unwrap_or_default();
-    PrefillError::Python { type_name, message: text(error.value(py)), traceback }
+/// Any exception, whole. Fails with an interrupt alone.
+fn python(py: Python<'_>, error: &PyErr) -> Result<PrefillError, Failure> {
+    let traceback = error.traceback(py).map(|traceback| formatted(&traceback)).transpose()?;
+    let message = text(error.value(py))?;
+    let traceback = traceback.flatten().unwrap_or_default();
+    Ok(PrefillError::Python { type_name: type_name(py, error), message, traceback })
 }
 
-fn formatted(traceback: &Bound<'_, PyTraceback>) -> Option<String> {
-    let lines =
-        traceback.py().import("traceback").ok()?.call_method1("format_tb", (traceback,)).ok()?;
-    let lines: Vec<Bound<'_, PyAny>> = lines.extract().ok()?;
-    Some(lines.iter().map(text).collect())
+fn type_name(py: Python<'_>, error: &PyErr) -> String {
+    error.get_type(py).qualname().map_or_else(|_| "Exception".into(), |name| name.to_string())
+}
+
+fn formatted(traceback: &Bound<'_, PyTraceback>) -> Result<Option<String>, Failure> {
+    let py = traceback.py();
+    let lines = || -> PyResult<Vec<Bound<'_, PyAny>>> {
+        py.import("traceback")?.call_method1("format_tb", (traceback,))?.extract()
+    };
+    let Some(lines) = tried(py, lines())? else { return Ok(None) };
+    lines.iter().map(text).collect::<Result<_, _>>().map(Some)
 }
 
 /// `str(value)`. Lone surrogates, which Rust text cannot hold, become replacement characters; a `__str__` that raises
 /// gives the empty text.
-fn text(value: &Bound<'_, PyAny>) -> String {
-    value.str().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+fn text(value: &Bound<'_, PyAny>) -> Result<String, Failure> {
+    let text = tried(value.py(), value.str())?;
+    Ok(text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default())
 }

@@ -25,6 +25,6 @@ pub(crate) use interpreter::detached;
 #[cfg(feature = "python")]
 pub(crate) use engine::Engine;
 #[cfg(feature = "python")]
-pub(crate) use errors::Failure;
+pub(crate) use errors::{Failure, tried};
 #[cfg(feature = "python")]
 pub(crate) use sources::Sources;
