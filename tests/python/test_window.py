@@ -105,6 +105,26 @@ def test_a_table_that_nobody_told_of_is_the_same_error_for_the_longest_prompt(sh
     assert forward.extract(prompts[::3]).receipts[1].used == 16
 
 
+def test_an_index_error_of_a_prompt_within_the_window_is_a_failed_forward(
+    monkeypatch: pytest.MonkeyPatch, short: Path
+) -> None:
+    watched = watch(monkeypatch, short)
+    broken = IndexError("index 7 is out of bounds for dimension 0 with size 4")
+
+    def fail(*_: object) -> None:
+        raise broken
+
+    handle = watched.model.transformer.h[1].register_forward_pre_hook(fail)
+    prompts = given(ids(16, 3))
+    for batching in (pr.Packed(64), pr.Padded(2)):
+        with pytest.raises(pr.PythonError) as caught:
+            watched.forward.extract(prompts, batching=batching)
+        assert (caught.value.type_name, caught.value.message) == ("IndexError", str(broken))
+        assert caught.value.__cause__ is broken
+    handle.remove()
+    assert watched.forward.extract(prompts).receipts[0].used == 16
+
+
 @pytest.mark.usefixtures("no_window")
 def test_no_known_window_is_no_check() -> None:
     folder, prompts = tiny_folder("llama"), ids(1100)

@@ -273,6 +273,8 @@ def _forward(
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise EngineError("out_of_memory", device=str(batch.inputs["input_ids"].device), tokens=batch.tokens) from error
     except IndexError as error:
+        if loaded.source.context_window is not None:
+            raise  # every prompt is within it, so the failure is the forward's own
         # Ids were checked against the embedding table, so what ran out is a position table the config does not tell of.
         longest = max(range(len(members)), key=lambda at: batch.spans[at].end - batch.spans[at].start)
         span = batch.spans[longest]
