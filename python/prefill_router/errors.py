@@ -2,7 +2,8 @@
 
 `except prefill_router.PrefillError` catches them all; `except ValueError` catches what the caller can correct. Each
 instance carries the facts of its kind as attributes, survives pickling, and has the original exception as its
-`__cause__` where there was one. KeyboardInterrupt and SystemExit are never wrapped.
+`__cause__` where there was one. KeyboardInterrupt and SystemExit are never wrapped. Through a `BatchedForward`, whose
+forwards run in a thread of their own for many callers, there is no `__cause__`, and these two are a `PythonError`.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class ClosedError(PrefillError, RuntimeError):
 
 
 class PythonError(PrefillError, RuntimeError):
-    """Any other exception from the libraries below; the original is the `__cause__`."""
+    """Any other exception from the libraries below; the original is the `__cause__`, but for a `BatchedForward`."""
 
     kind = "python"
     type_name: str

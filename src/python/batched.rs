@@ -41,6 +41,10 @@ use crate::transformers::{Failure, tried};
 /// Raises:
 ///     InvalidRequestError: If a setting can mean nothing.
 ///
+/// Each caller gets an exception of its own. It has no `__cause__`: the original belongs to the worker and may hold tensors
+/// of the forward that failed, which the next one needs the memory of. `PythonError` tells its type, message and traceback
+/// as text, `KeyboardInterrupt` and `SystemExit` included, since what strikes the worker is no caller's to end with.
+///
 /// An object belongs to the process that made it: in a forked child every method raises `PythonEnvironmentError`. When the
 /// last reference goes, what has been asked for is still answered. When the interpreter exits, what waits fails with
 /// `ClosedError` and the forward that runs is waited for.

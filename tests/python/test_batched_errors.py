@@ -33,6 +33,29 @@ def test_a_failure_is_its_callers_alone(gate: Gate) -> None:
         assert first.result(PATIENCE).receipts[0].tokens == 9
 
 
+def test_a_failure_of_all_is_an_exception_of_each_and_its_cause_is_told_as_text(gate: Gate) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("no way")
+
+    with pr.BatchedForward(gate.watched.forward) as batched:
+        first = batched.submit(of(9))
+        assert gate.arrived.wait(PATIENCE)
+        handle = gate.watched.model.model.layers[1].register_forward_pre_hook(fail)
+        futures = [batched.submit(of(length)) for length in (3, 4)]
+        gate.open()
+        errors = [future.exception(PATIENCE) for future in (first, *futures)]
+        errors.append(error_of(lambda: batched.forward(of(3))))
+        handle.remove()
+        assert batched.forward(of(3)).receipts[0].tokens == 3
+    assert gate.lengths[:2] == [9, 7]
+    assert len({id(error) for error in errors}) == 4
+    for error in errors:
+        assert isinstance(error, pr.PythonError)
+        assert (error.type_name, error.message) == ("ZeroDivisionError", "no way")
+        assert 'raise ZeroDivisionError("no way")' in error.traceback
+        assert error.__cause__ is None
+
+
 BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: pr.ForwardRequest(["a\ud800"]), "prompts"),
     (lambda: pr.BatchedForward(pr.TransformersForward("a\0b")), "model"),
