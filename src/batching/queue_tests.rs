@@ -130,6 +130,19 @@ fn full_and_closed_give_the_entry_back() {
     assert_eq!(queue.push(second.clone()), Err((Refused::Closed, second)));
 }
 
+#[test]
+fn whoever_leaves_takes_its_tokens_along() {
+    let now = Instant::now();
+    let mut queue = queue(now, &[(With(1), 6), (With(1), 6)]);
+    let taken = queue.take(now, |&number| number == 0);
+    assert_eq!((numbers(&taken.gone), numbers(&taken.batch)), (vec![0], vec![1]));
+    queue.push(Entry { deadline: Some(now), ..entry(2, With(1), 6, now) }).unwrap();
+    assert_eq!(numbers(&queue.take(now, |_| false).late), [2]);
+    // The budget is far off for whoever comes next.
+    queue.push(entry(3, With(1), 6, now)).unwrap();
+    assert_eq!(queue.next(now, Duration::from_millis(5)), Next::At(at(now, 5)));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Push { sharing: Sharing<u8>, tokens: usize, deadline: Option<u64> },

@@ -177,8 +177,7 @@ impl Shared {
     /// Waits for the next batch; none at the end. `took` is how long the forward before took: sharing a forward saves at
     /// most that, so waiting longer for it cannot pay.
     fn next(&self, took: Duration) -> Option<Taken<Batching, Job>> {
-        let window = self.config.max_wait.min(took);
-        let window = if window < SHORTEST_WINDOW { Duration::ZERO } else { window };
+        let window = window(self.config.max_wait, took);
         let mut state = self.lock();
         loop {
             let now = Instant::now();
@@ -223,6 +222,12 @@ impl Shared {
     }
 }
 
+/// How long the first entry waits for others, at most `max_wait`, after a forward that took so long.
+fn window(max_wait: Duration, took: Duration) -> Duration {
+    let window = max_wait.min(took);
+    if window < SHORTEST_WINDOW { Duration::ZERO } else { window }
+}
+
 /// Runs batches on `forward` until the queue is closed and empty.
 pub(super) fn work(shared: &Shared, mut forward: impl PrefillForward) {
     let _end = End(shared);
@@ -239,7 +244,7 @@ pub(super) fn work(shared: &Shared, mut forward: impl PrefillForward) {
         }
     }
     // It ends on its own thread, and before anybody is told that it has.
-    drop(catch_unwind(AssertUnwindSafe(|| drop(forward))));
+    drop(forward);
 }
 
 /// Whatever ends the worker, nobody is left waiting.
@@ -368,4 +373,24 @@ fn caught<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
 fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_is_at_most_the_forward_before_and_none_where_no_timer_keeps_it() {
+        let us = Duration::from_micros;
+        for (max_wait, took, expected) in [
+            (us(2000), us(9000), us(2000)),
+            (us(2000), us(700), us(700)),
+            (us(2000), us(100), us(100)),
+            (us(2000), us(99), us(0)),
+            (us(99), us(9000), us(0)),
+            (us(2000), Duration::MAX, us(2000)),
+        ] {
+            assert_eq!(window(max_wait, took), expected);
+        }
+    }
 }

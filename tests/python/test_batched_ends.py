@@ -5,13 +5,16 @@ import concurrent.futures
 import gc
 import os
 import threading
+import weakref
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import prefill_router as pr
+from fixtures import toy_engine
 from fixtures.models import tiny_folder
+from prefill_router.engine import transformers_forward
 
 from .helpers import llama, watch
 from .queues import PATIENCE, Gate, assert_as_alone, error_of, of, until
@@ -114,6 +117,24 @@ def test_the_last_reference_may_go_while_requests_wait(gate: Gate) -> None:
     gate.open()
     assert [future.result(PATIENCE).receipts[0].tokens for future in futures] == [3, 4]
     until(lambda: not any("prefill-worker" in thread for thread in _native_threads()))
+
+
+def test_the_model_goes_with_the_last_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: the next call into the package, which would free it, may never come."""
+    made: list[weakref.ref[toy_engine.TransformersForward]] = []
+
+    class Engine(toy_engine.TransformersForward):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(transformers_forward, "TransformersForward", Engine)
+    batched = pr.BatchedForward(pr.TransformersForward("toy"))
+    assert batched.forward(of(3)).receipts[0].tokens == 3
+    (engine,) = made
+    assert engine() is not None
+    del batched
+    until(lambda: engine() is None)
 
 
 @on_linux

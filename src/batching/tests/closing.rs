@@ -1,7 +1,9 @@
 //! The end: everybody is answered, nobody hangs, the backend goes with its thread.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
 
 use super::*;
 use crate::batching::{Close, Reply};
@@ -149,6 +151,29 @@ fn a_backend_that_panics_when_dropped_hangs_nobody() {
     assert!(handle.forward_blocking(request("a")).is_ok());
     in_time(move || handle.close(Close::Drain));
     assert!(dropped_on_its_thread(&on));
+}
+
+/// A waker of a caller, which the worker runs.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a caller that cannot be woken");
+    }
+}
+
+#[test]
+fn whatever_ends_the_worker_nobody_is_left_waiting() {
+    let Busy { handle, gate, mut first, waiting, dropped, .. } = busy();
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(Pin::new(&mut first).poll(&mut Context::from_waker(&waker)).is_pending());
+    gate.open();
+    for reply in waiting {
+        assert_eq!(in_time(|| reply.wait()), Err(PrefillError::Closed));
+    }
+    assert_eq!(handle.forward_blocking(request("late")), Err(PrefillError::Closed));
+    in_time(move || handle.close(Close::Drain));
+    assert!(dropped_on_its_thread(&dropped));
 }
 
 /// Closes the handle it is given, from inside.

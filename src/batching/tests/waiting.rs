@@ -216,3 +216,17 @@ fn the_model_comes_and_goes_in_its_turn() {
     assert_eq!(model.n_layers, 4);
     assert_eq!(handle.loaded(), Some(model));
 }
+
+#[test]
+fn nobody_behind_a_load_comes_before_it() {
+    let (handle, gate, first, log) = busy(at_once());
+    let before = handle.forward(request("a"));
+    let model = handle.model();
+    let after = handle.forward(request("b"));
+    gate.open();
+    assert_eq!(answer(model).unwrap().n_layers, 4);
+    for reply in [first, before, after] {
+        assert!(answer(reply).is_ok());
+    }
+    assert_eq!(log.prompts(), [1, 1, 1]);
+}
