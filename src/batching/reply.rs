@@ -212,6 +212,24 @@ mod tests {
         answer.give(Ok(()));
     }
 
+    /// An answer that looks, when it is dropped, whether its reply is counted already.
+    struct Looks(Gone);
+
+    impl Drop for Looks {
+        fn drop(&mut self) {
+            assert!(!self.0.any(), "counted before it is gone");
+        }
+    }
+
+    #[test]
+    fn who_gives_up_is_gone_when_it_is_counted() {
+        let gone = Gone::default();
+        let (answer, reply) = Reply::new(&gone);
+        answer.give(Ok(Looks(gone.clone())));
+        drop(reply);
+        assert!(gone.any());
+    }
+
     #[test]
     fn a_thread_that_waits_is_woken_by_the_answer() {
         let (answer, reply) = Reply::new(&Gone::default());

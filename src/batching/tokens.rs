@@ -26,8 +26,7 @@ const AROUND: usize = 8;
 /// ```
 pub fn estimate_tokens(request: &ForwardRequest) -> usize {
     let most = request.max_length().unwrap_or(usize::MAX);
-    let tokens = request.prompts().iter().map(|prompt| of_prompt(prompt).clamp(1, most));
-    tokens.fold(0, usize::saturating_add)
+    request.prompts().iter().map(|prompt| of_prompt(prompt).clamp(1, most)).sum()
 }
 
 fn of_prompt(prompt: &Prompt) -> usize {
@@ -57,12 +56,13 @@ mod tests {
                 Prompt::Tokens(vec![1; 100]),
                 Prompt::Raw("ab cd ef".to_owned()),
                 Prompt::Raw(String::new()),
+                Prompt::User("abcd".to_owned()),
                 vec![says("system", "a"), says("user", "abcd")].into(),
             ]
         };
         let request = ForwardRequest::new(prompts()).unwrap();
-        assert_eq!(estimate_tokens(&request), 100 + 3 + 1 + (1 + 8 + 2 + 8));
+        assert_eq!(estimate_tokens(&request), 100 + 3 + 1 + (2 + 8) + (1 + 8 + 2 + 8));
         let limited = ForwardRequest::builder(prompts()).max_length(10).build().unwrap();
-        assert_eq!(estimate_tokens(&limited), 10 + 3 + 1 + 10);
+        assert_eq!(estimate_tokens(&limited), 10 + 3 + 1 + 10 + 10);
     }
 }

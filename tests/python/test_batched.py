@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import threading
+import time
 
 import pytest
 
@@ -76,6 +77,18 @@ def test_max_tokens_bounds_what_shares(gate: Gate) -> None:
         gate.open()
         assert len([future.result(PATIENCE) for future in [first, *futures]]) == 5
     assert gate.lengths == [2, 8, 4, 9]
+
+
+def test_max_wait_lets_the_first_wait_for_others(gate: Gate) -> None:
+    gate.open()
+    with pr.BatchedForward(gate.watched.forward, max_wait=PATIENCE, max_tokens=8) as batched:
+        first = batched.submit(of(3))
+        time.sleep(0.05)
+        assert not first.done()
+        assert batched.queue().depth == 1
+        second = batched.submit(of(5))
+        assert [future.result(PATIENCE).receipts[0].tokens for future in (first, second)] == [3, 5]
+    assert gate.lengths == [8]
 
 
 def test_asyncio_gathers(batched: pr.BatchedForward) -> None:
