@@ -1,5 +1,6 @@
 """What a queue refuses and what fails in it: each caller has its own error, of the kind the model alone would raise."""
 
+import asyncio
 import inspect
 import math
 import time
@@ -139,6 +140,27 @@ def test_a_deadline_is_kept_while_the_model_is_busy(gate: Gate) -> None:
             assert 0.04 < time.monotonic() - began < 5
         gate.open()
         assert all(future.result(PATIENCE) for future in (first, patient, endless))
+
+
+ASK: dict[str, Callable[..., Any]] = {
+    "forward": lambda batched, request, **deadline: batched.forward(request, **deadline),
+    "submit": lambda batched, request, **deadline: batched.submit(request, **deadline).result(PATIENCE),
+    "aforward": lambda batched, request, **deadline: asyncio.run(batched.aforward(request, **deadline)),
+}
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_every_call_takes_a_deadline_of_its_own(gate: Gate, ask: str) -> None:
+    with pr.BatchedForward(gate.watched.forward, deadline=2 * PATIENCE) as batched:
+        first = batched.submit(of(3))
+        assert gate.arrived.wait(PATIENCE)
+        began = time.monotonic()
+        with pytest.raises(pr.DeadlineError):
+            ASK[ask](batched, of(4), deadline=0.05)
+        assert 0.04 < time.monotonic() - began < PATIENCE / 2
+        gate.open()
+        assert first.result(PATIENCE).receipts[0].tokens == 3
+        assert ASK[ask](batched, of(4), deadline=PATIENCE).receipts[0].tokens == 4
 
 
 def test_a_queue_over_a_model_that_cannot_load_says_so(tmp_path: Path) -> None:

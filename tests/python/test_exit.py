@@ -262,3 +262,39 @@ assert same(busy.result(60)) and same(batched.forward(request))
         *[advice] * 6,
         "7",
     ]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_child_ends_that_was_forked_while_the_queue_was_locked(tmp_path: Path) -> None:
+    """Its lock is free again never: the thread that had it is not in the child."""
+    lines = told(
+        tmp_path,
+        """
+import warnings
+warnings.simplefilter("ignore")
+go = threading.Event()
+batched = pr.BatchedForward(forward, queue_limit=20_000, deadline=2)
+begin_with(lambda: (running.set(), go.wait(60)))
+busy = batched.submit(request)
+assert running.wait(60)
+# Each that is late is looked for among all, with the lock held, and there is always another.
+futures = [batched.submit(request) for _ in range(20_000)]
+while not any(future.done() for future in futures[:200]):
+    time.sleep(0.001)
+assert not futures[-1].done()
+child = os.fork()
+if child == 0:
+    del batched, busy, futures
+    gc.collect()
+    os._exit(7)
+end, ended = time.monotonic() + 20, 0
+while not ended and time.monotonic() < end:
+    time.sleep(0.01)
+    ended, status = os.waitpid(child, os.WNOHANG)
+if not ended:
+    os.kill(child, signal.SIGKILL)
+tell(os.waitstatus_to_exitcode(status) if ended else "hangs")
+go.set()
+""",
+    )
+    assert lines == ["7"]
