@@ -39,6 +39,21 @@ def test_a_cancelled_request_is_taken_back(gate: Gate) -> None:
     assert gate.lengths == [9, 4]
 
 
+def test_a_future_that_is_cancelled_just_before_its_answer_stays_so(
+    batched: pr.BatchedForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notify = concurrent.futures.Future.set_running_or_notify_cancel
+    said: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", said.append)
+    monkeypatch.setattr(
+        concurrent.futures.Future, "set_running_or_notify_cancel", lambda future: future.cancel() and notify(future)
+    )
+    for _ in range(2):  # the second is told when the first is done with
+        with pytest.raises(concurrent.futures.CancelledError):
+            batched.submit(of(3)).result(PATIENCE)
+    assert not said
+
+
 def test_a_cancelled_task_takes_its_request_back(gate: Gate) -> None:
     async def run(batched: pr.BatchedForward) -> pr.ForwardOutput:
         tasks = [asyncio.create_task(batched.aforward(of(9)))]

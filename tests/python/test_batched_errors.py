@@ -91,6 +91,7 @@ def test_what_is_no_request_is_refused(batched: pr.BatchedForward, wrong: Any) -
         ({"max_tokens": 0}, "invalid max_tokens `0`: expected at least 1 token"),
         ({"max_tokens": True}, "invalid max_tokens `True`: expected a whole number of at least 1"),
         ({"max_wait": -1}, "invalid max_wait `-1`: expected a number of seconds, 0 or more"),
+        ({"max_wait": True}, "invalid max_wait `True`: expected a number of seconds, 0 or more"),
         ({"max_wait": math.nan}, "invalid max_wait `nan`: expected a number of seconds, 0 or more"),
         ({"max_wait": 61}, "invalid max_wait `61s`: expected at most 60s"),
         ({"queue_limit": 0}, "invalid queue_limit `0`: expected at least 1 request"),
