@@ -11,7 +11,7 @@ WINDOW = 512
 
 MOST_ROWS = 2048
 SHARD_BYTES = 128 << 20
-"""Memory of a shard; two are held, one that is made and one that is written."""
+"""Memory of a shard; three are held, one that is made and two that are written."""
 
 MOST_BYTES = 64 << 30
 """Of the vectors of a shard or a window that is asked for. More is a slip: memory for all of it is taken at once."""

@@ -118,10 +118,10 @@ def extract(
         if devices:
             workers.run(folder, todo, tally)
         else:
-            shards = write_shards(request, forward, todo, layers, hidden, shard_rows, folder.put, tally.window)
+            shards = write_shards(request, forward, todo, layers, hidden, shard_rows, folder.write, tally.window)
             with closing(shards):
-                for _ in shards:
-                    pass
+                for shard in shards:
+                    folder.record(shard)
         folder.finish()
         seconds = time.perf_counter() - started
         memory = workers.memory if devices else [memory_used()]
