@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _PIECE = 1 << 18
-"""Bytes that are hashed and written at a time: a cache of the processor holds them, and the kernel takes them faster than
-a megabyte."""
+"""Bytes that are hashed and written at a time: a cache of the processor holds them, and the kernel takes them faster
+than megabytes."""
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> str:
@@ -28,8 +28,10 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> str:
         OSError: if the disk does not take it; an older file stays as it was.
     """
     temporary = temporary_of(path)
+    # A link that stands there would be followed, to a file that is not ours.
+    temporary.unlink(missing_ok=True)
     try:
-        with _Hashed(temporary, "wb") as file:
+        with _Hashed(temporary, "xb") as file:
             fill(file)
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -40,7 +42,7 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> str:
 
 
 class _Hashed(io.FileIO):
-    """A file that is hashed on the way to the disk. It cannot be gone back in: the hash would be that of other bytes."""
+    """A file that is hashed as it is written, and has no way back: the hash would be that of other bytes."""
 
     def __init__(self, path: Path, mode: str) -> None:
         super().__init__(path, mode)
@@ -50,7 +52,7 @@ class _Hashed(io.FileIO):
         return False
 
     def seek(self, *_: object) -> int:
-        raise io.UnsupportedOperation("a file that is hashed as it is written has no way back")
+        raise io.UnsupportedOperation("files are hashed as they are written: write from start to end")
 
     def write(self, data: Any) -> int:
         left = whole = memoryview(data).cast("B")
