@@ -95,7 +95,7 @@ def extract(
         settings = request_settings(
             layers, pooling, template_kwargs, max_length=max_length, overflow=overflow, batching=batching
         )
-        chosen = [name.strip() for name in devices.split(",")] if devices else []
+        chosen = [] if devices is None else [name.strip() for name in devices.split(",")]
         options: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype, "cache_dir": cache_dir}
         options |= {"trust_remote_code": trust_remote_code, "verify": verify}
         # JSON alone says nothing on the way either: whoever reads it is a program.

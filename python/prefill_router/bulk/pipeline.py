@@ -1,4 +1,4 @@
-"""From windows to shards in one process: two windows run at a time, and two shards are written while the next is made."""
+"""From windows to shards in one process: two windows run at a time, two shards are written while the next is made."""
 
 from __future__ import annotations
 

@@ -89,13 +89,14 @@ def extract(
     """
     request = Request(profile, settings, raw, storage)
     request.check()
-    arguments.one_of("format", format, formats.FORMATS)
+    formats.check_storage(format, storage)
     arguments.model(model)
     path = arguments.folder("output", output)
     plan.rows_per_shard(rows_per_shard, 1)
     arguments.duplicate_ids(duplicate_ids)
+    devices = arguments.devices(devices)
     options = dict(model_options or {})
-    cache_dir = options.pop("cache_dir", None) or cache_dir
+    cache_dir = _one_cache(options.pop("cache_dir", None), cache_dir)
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
     with ExitStack() as stack:
         stack.callback(opened.close)
@@ -168,6 +169,13 @@ def iterate(
         with closing(run_windows(request, forward, todo, layers, hidden, window)) as results:
             for made in results:
                 yield made.rows
+
+
+def _one_cache(inside: Any, beside: Any) -> Any:
+    """`cache_dir` of the model's options, or of the call."""
+    if inside is not None and beside is not None and os.fspath(inside) != os.fspath(beside):
+        raise invalid("cache_dir", beside, f"what model_options says, `{inside}`, or nothing there")
+    return beside if inside is None else inside
 
 
 def _forward(
