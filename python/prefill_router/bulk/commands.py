@@ -64,7 +64,7 @@ def extract(
     overflow: Overflow = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens per forward. Default: 2048.")] = None,
     rows_per_shard: Annotated[
-        int | None, typer.Option(help="Rows of a file. Default: 2048, fewer where they exceed 128 MiB.")
+        int | None, typer.Option(help="Rows of a file. Default: 1024, fewer where they exceed 64 MiB.")
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row that fails.")] = False,
     revision: Revision = None,

@@ -66,7 +66,7 @@ def extract(
             memory a row).
         profile: "default" or "reference", as the constructors of `ForwardRequest`.
         raw: whether texts bypass the chat template.
-        rows_per_shard: rows of a file; None is 2048, or fewer where these take more than 128 MiB. Vectors of
+        rows_per_shard: rows of a file; None is 1024, or fewer where these take more than 64 MiB. Vectors of
             more than 64 GiB are refused.
         fail_fast: whether to stop at the first row that fails.
         devices: torch devices such as ["cuda:0", "cuda:1"], each with a process and a model of its own, that share the

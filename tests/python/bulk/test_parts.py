@@ -255,7 +255,8 @@ def test_differences_name_every_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "row_bytes", "rows"), [(None, 9216, 2048), (None, 70_000, 1536), (None, 1 << 30, 512), (7, 1, 7)]
+    ("asked", "row_bytes", "rows"),
+    [(None, 9216, 1024), (None, 65_537, 512), (None, 65_536, 1024), (None, 1 << 30, 512), (7, 1, 7)],
 )
 def test_shards_are_of_a_bearable_size(asked: int | None, row_bytes: int, rows: int) -> None:
     assert plan.rows_per_shard(asked, row_bytes) == rows
