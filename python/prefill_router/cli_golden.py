@@ -102,7 +102,9 @@ def check(
     model: Model,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Largest relative L2 distance of a vector. Default: 1e-4; 5e-2 where a dtype is narrower."),
+        typer.Option(
+            help="Largest relative L2 distance of a vector, less than 1. Default: 1e-4; 5e-2 where a dtype is narrower."
+        ),
     ] = None,
     revision: Revision = None,
     device: Device = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ import typer
 import prefill_router as pr
 
 from .bulk.problems import invalid
+from .bulk.strict_json import from_json
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id or folder.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
@@ -115,7 +115,7 @@ def _layers(text: str) -> Any:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = from_json(text)
     except (ValueError, RecursionError) as error:
         raise invalid("template_kwargs", text, f"a JSON object ({error})") from error
     if not isinstance(value, dict):

@@ -34,7 +34,7 @@ from .bulk.problems import invalid
 from .bulk.request import Request
 from .bulk.rows import Rows
 from .bulk.sources import Columns, open_source
-from .bulk.sources.tables import python_values
+from .bulk.sources.tables import DAMAGE, damaged, once, python_values
 from .bulk.windows import Window, window_of, windows
 
 _WINDOW = "window"
@@ -79,14 +79,13 @@ class Encoder:
     ) -> None:
         options = dict(model_options or {})
         self._prompt_column = prompt_column
-        self._request = Request(profile, settings, raw, storage)
-        self._request.check()
+        self._request = _request(profile, settings, raw, storage)
+        arguments.model_name(model, "every worker loads its own")
         self._forward = pr.TransformersForward(model, **options)
         about = self._forward.model()
         self._layers = self._request.layers(self._forward)
         self._hidden = about.hidden_dim
         self._header = header(self._request, about, self._layers, options.get("cache_dir"))
-        formats.check("parquet", self._header)
 
     def __call__(self, batch: Any) -> Any:
         """Encodes a batch.
@@ -103,9 +102,10 @@ class Encoder:
         arrow = isinstance(batch, pa.Table)
         names = batch.column_names if arrow else list(batch)
         Columns(self._prompt_column).found(names, "the batch")
+        once(names, self._prompt_column, "the batch")
         column = batch[self._prompt_column]
         if arrow:
-            prompts = [value for chunk in column.chunks for value in python_values(chunk)]
+            prompts = _values(column)
         else:
             prompts = [value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in column]
         rows = self._rows(window_of(0, None, prompts))
@@ -186,8 +186,8 @@ def extract(
     options = dict(model_options or {})
     if not options.get("device") and os.environ.get("PREFILL_ROUTER_DEVICE"):
         options["device"] = os.environ["PREFILL_ROUTER_DEVICE"]  # workers have another environment
-    request = Request(profile, settings, raw, storage)
-    request.check()
+    request = _request(profile, settings, raw, storage)
+    arguments.model_name(model, "every worker loads its own")
     if output is not None:
         arguments.folder("output", output)
     stage = {"model_options": options, "profile": profile, "raw": raw, "storage": storage, **request.settings}
@@ -197,8 +197,13 @@ def extract(
     resources = _resources(options.get("device"), workers, cpus_per_worker)
     encoder: type[Encoder] = Encoder
     if isinstance(source, ray.data.Dataset):
-        if id_column is not None or source_format is not None:
-            raise invalid("id_column", id_column, "none with a Ray dataset: its columns are kept")
+        for field, value, default in (
+            ("id_column", id_column, None),
+            ("source_format", source_format, None),
+            ("duplicate_ids", duplicate_ids, "error"),
+        ):
+            if value != default:
+                raise invalid(field, value, "none with a Ray dataset: its columns are kept")
         rows, size = source, plan.WINDOW
         stage["prompt_column"] = prompt_column
     else:
@@ -226,6 +231,21 @@ def extract(
     return None
 
 
+def _request(profile: str, settings: Mapping[str, Any], raw: bool, storage: str) -> Request:
+    """Checked as for `prefill_router.extract`, and against what Parquet can hold."""
+    request = Request(profile, settings, raw, storage)
+    request.check()
+    formats.check_storage("parquet", storage)
+    return request
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return [value for chunk in column.chunks for value in python_values(chunk)]
+    except DAMAGE as error:
+        raise damaged("the batch", "Arrow", error) from error
+
+
 def _blocks(cut: Iterator[Window]) -> Iterator[pa.Table]:
     return (pa.table({_WINDOW: pa.array([pickle.dumps(window)], pa.large_binary())}) for window in cut)
 
@@ -235,8 +255,9 @@ def _resources(device: Any, workers: int | None, cpus: int) -> dict[str, Any]:
     there = int(ray.cluster_resources().get("GPU", 0))
     if device is not None and str(device) not in ("cpu", "cuda"):
         raise invalid("device", device, "cpu or cuda: Ray chooses which GPU a worker gets")
-    if workers is not None and workers < 1:
-        raise invalid("workers", workers, "a number above 0")
+    if workers is not None:
+        arguments.whole_number("workers", workers, 2**31)
+    arguments.whole_number("cpus_per_worker", cpus, 2**31)
     on_gpu = str(device) == "cuda" if device is not None else there > 0
     reserved = {"num_cpus": cpus, "num_gpus": 1} if on_gpu else {"num_cpus": cpus}
     return reserved | {"compute": ray.data.ActorPoolStrategy(size=workers or (max(1, there) if on_gpu else 1))}

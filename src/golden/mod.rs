@@ -102,12 +102,12 @@ impl Golden {
     /// Runs the request on another encoder and says what differs. Costs one forward, or only a load where
     /// layer count or width show that the vectors cannot be compared.
     ///
-    /// `tolerance` is the largest relative L2 distance of a vector from the golden one; none is
-    /// [`default_tolerance`] of the two dtypes.
+    /// `tolerance` is the largest relative L2 distance of a vector from the golden one, from 0 to less
+    /// than 1, which is the distance of a vector of zeros; none is [`default_tolerance`] of the two dtypes.
     ///
     /// # Errors
     ///
-    /// `invalid_request` for a tolerance that is no distance; else those of the forward, such as
+    /// `invalid_request` for another tolerance; else those of the forward, such as
     /// `non_finite` for vectors that hold a NaN. That vectors differ is no error of this call, see
     /// [`Report::into_result`].
     pub fn check(

@@ -36,11 +36,11 @@ pub fn default_tolerance(golden: &str, found: &str) -> f64 {
     if is_full(golden) && is_full(found) { FULL } else { HALF }
 }
 
-/// Refuses what is no distance.
+/// Refuses what is no distance, and one that passes any vector: that of zeros is at 1.
 pub(crate) fn validated(tolerance: Option<f64>) -> Result<Option<f64>> {
     match tolerance {
-        Some(number) if !(number.is_finite() && number >= 0.0) => {
-            let expected = "a relative distance of 0 or more, or none";
+        Some(number) if !(0.0..1.0).contains(&number) => {
+            let expected = "a relative distance from 0 to less than 1, or none";
             Err(PrefillError::invalid_request("tolerance", number, expected))
         }
         _ => Ok(tolerance),
@@ -68,13 +68,21 @@ mod tests {
 
     #[test]
     fn what_is_no_distance_is_refused() {
-        for (number, shown) in [(f64::NAN, "NaN"), (f64::INFINITY, "inf"), (-1e-9, "-0.000000001")]
-        {
+        for (number, shown) in [
+            (f64::NAN, "NaN"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
+            (-1e-9, "-0.000000001"),
+            (1.0, "1"),
+            (1e9, "1000000000"),
+        ] {
             let error = validated(Some(number)).unwrap_err();
-            let expected = "a relative distance of 0 or more, or none";
+            let expected = "a relative distance from 0 to less than 1, or none";
             assert_eq!(error, PrefillError::invalid_request("tolerance", shown, expected));
         }
-        assert_eq!(validated(Some(0.0)), Ok(Some(0.0)));
+        for number in [0.0, 1e-4, 1.0_f64.next_down()] {
+            assert_eq!(validated(Some(number)), Ok(Some(number)));
+        }
         assert_eq!(validated(None), Ok(None));
     }
 }

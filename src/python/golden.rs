@@ -88,14 +88,15 @@ impl Golden {
     ///
     /// Args:
     ///     forward: The encoder, loaded if it is not.
-    ///     tolerance: Largest relative L2 distance of a vector from the golden one. None goes by the dtypes of both sides:
-    ///         1e-4 in float32, 5e-2 where either is narrower.
+    ///     tolerance: Largest relative L2 distance of a vector from the golden one, from 0 to less than 1, which is the
+    ///         distance of a vector of zeros. None goes by the dtypes of both sides: 1e-4 in float32, 5e-2 where either is
+    ///         narrower.
     ///
     /// Returns:
     ///     What differs; that something does is no error of this call.
     ///
     /// Raises:
-    ///     PrefillError: `InvalidRequestError` for a tolerance that is no distance, else as `TransformersForward.forward`.
+    ///     PrefillError: `InvalidRequestError` for another tolerance, else as `TransformersForward.forward`.
     #[pyo3(signature = (forward, tolerance=None))]
     fn check(
         &self,

@@ -124,6 +124,7 @@ def test_quiet_is_quiet_and_the_command_goes_on(source: Path, tmp_path: Path) ->
         (["--rows-per-shard", "0"], "invalid_request"),
         (["--template-kwargs", "[" * 100_000], "invalid_request"),
         (["--template-kwargs", "1"], "invalid_request"),
+        (["--template-kwargs", '{"a": 1, "a": 2}'], "invalid_request"),
         (["--format", "csv"], "invalid_request"),
         (["--storage", "int8"], "invalid_request"),
         (["--source-format", "xml"], "invalid_request"),

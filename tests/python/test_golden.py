@@ -79,7 +79,7 @@ def test_an_edited_block_is_named_by_the_first_layer_behind_it(golden: pr.Golden
     assert vectors.relative_l2 == pytest.approx(np.linalg.norm(found - right) / np.linalg.norm(right), rel=1e-6)
     with pytest.raises(pr.InvalidResultError, match="the weights or the numerics of block 1 moved"):
         report.raise_if_moved()
-    assert golden.check(forward, tolerance=2.0).passed
+    assert golden.check(forward, tolerance=0.99).passed
 
 
 def test_another_template_is_named_by_its_prompts(golden: pr.Golden, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_final_layer_is_told_as_in_an_output() -> None:
     assert golden.output.layers == ["final"]
 
 
-@pytest.mark.parametrize("tolerance", [-1, float("nan"), float("inf"), True, "1"])
+@pytest.mark.parametrize("tolerance", [-1, float("nan"), float("inf"), 1, 1e9, True, "1"])
 def test_what_is_no_tolerance_is_refused(golden: pr.Golden, tolerance: Any) -> None:
     with pytest.raises(pr.InvalidRequestError, match=r"^invalid tolerance "):
         golden.check(llama(), tolerance)

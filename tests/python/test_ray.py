@@ -144,8 +144,16 @@ def test_the_stage_takes_arrow_and_numpy(tmp_path: Path) -> None:
         encoder(pa.table({"p": ["a"]}))
     with pytest.raises(pr.InvalidRequestError, match="source `used`"):
         encoder(pa.table({"q": ["a"], "used": [1]}))
+    with pytest.raises(pr.InvalidRequestError, match="one column `q`, not 2"):
+        encoder(pa.table([["a"], ["b"]], names=["q", "q"]))
+    offsets = pa.array([0, 2**30, 7], pa.int32()).buffers()[1]
+    damaged = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"one two"))
+    with pytest.raises(pr.InvalidRequestError, match=r"source `the batch`: expected Arrow data that can be read \("):
+        encoder(pa.table({"q": damaged}))
     with pytest.raises(pr.InvalidRequestError, match="storage"):
         Encoder(tiny_folder("llama"), storage="bfloat16")
+    with pytest.raises(pr.InvalidRequestError, match="model `TransformersForward`: expected a hub id or folder: every"):
+        Encoder(llama())  # type: ignore[arg-type]
 
 
 def test_workers_get_what_the_device_needs(cluster: Any) -> None:
@@ -166,7 +174,13 @@ def test_what_is_wrong_is_said_before_anything_runs(cluster: Any, tmp_path: Path
         (tmp_path / "none.csv", {}, "source"),
         ([{"id": 1, "prompt": "a"}, {"id": 1, "prompt": "b"}], {}, "id `1`"),
         (["a"], {"overflow": "never"}, "overflow"),
-        (cluster.data.from_items(["a"]), {"id_column": "x"}, "id_column"),
+        (["a"], {"storage": "bfloat16"}, "storage `bfloat16`"),
+        (["a"], {"workers": "2"}, "workers `2`"),
+        (["a"], {"cpus_per_worker": 0}, "cpus_per_worker `0`"),
+        (["a"], {"id_column": "x"}, "id_column `x`: expected none"),
+        (cluster.data.from_items(["a"]), {"id_column": "x"}, "id_column `x`: expected none with a Ray"),
+        (cluster.data.from_items(["a"]), {"source_format": "csv"}, "source_format `csv`"),
+        (cluster.data.from_items(["a"]), {"duplicate_ids": "allow"}, "duplicate_ids `allow`"),
     ):
         with pytest.raises(pr.InvalidRequestError, match=words):
             on_ray.extract(source, os.fspath(tiny_folder("llama")), **arguments)

@@ -1,6 +1,6 @@
 """Work on threads, a few items ahead, with results in order.
 
-One window is read and tokenized while another runs, and one shard is written while the next is made.
+One window is read and tokenized while another runs, and shards are written while the next is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int
         work: called on a thread.
         items: gone through on the caller's thread.
         threads: that work.
-        ahead: most items that are taken and not yet handed back as results.
+        ahead: most items that are taken and not yet handed back as results; no fewer than `threads`.
     """
     running = _Running()
 
@@ -41,16 +41,16 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int
     with ThreadPoolExecutor(threads, thread_name_prefix="prefill-router-bulk") as pool:
         try:
             while True:
+                # Before the next item is taken, for it may take as much memory as those that are at work.
+                if len(pending) == ahead:
+                    yield pending.popleft().result()
                 try:
-                    item = next(iterator)
+                    pending.append(pool.submit(run, next(iterator)))
                 except StopIteration:
                     break
                 except Exception as error:
                     failure = error
                     break
-                if len(pending) == ahead:
-                    yield pending.popleft().result()
-                pending.append(pool.submit(run, item))
             while pending:
                 yield pending.popleft().result()
         finally:

@@ -39,12 +39,26 @@ def duplicate_ids(value: Any) -> None:
         raise invalid("duplicate_ids", value, "error or allow")
 
 
+def devices(value: Any) -> tuple[str, ...]:
+    """Names of devices. Raises InvalidRequestError for anything else, and for a str, whose letters would be names."""
+    names = None if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if names is None or not all(isinstance(name, str) and name for name in names):
+        raise invalid("devices", repr(value), "a list of torch devices, such as ['cuda:0', 'cuda:1']")
+    return names
+
+
 def folder(field: str, value: Any) -> Path:
     """The path of a folder. Raises InvalidRequestError for what names none; `Path("")` is `.`, as Python has it."""
     name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(name, str) or not name or "\0" in name:
         raise invalid(field, value, "the name of a folder")
     return Path(name)
+
+
+def model_name(value: Any, why: str) -> None:
+    """Raises InvalidRequestError for what is no name of a model, with the reason why it has to be one."""
+    if not isinstance(value, str | os.PathLike):
+        raise invalid("model", type(value).__name__, f"a hub id or folder: {why}")
 
 
 def model(value: Any) -> None:

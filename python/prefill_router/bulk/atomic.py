@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+_PIECE = 1 << 18
+"""Bytes that are hashed and written at a time: a cache of the processor holds them, and the kernel takes them faster
+than megabytes."""
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> str:
@@ -14,7 +19,7 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> str:
 
     Args:
         path: the file; an older one is replaced.
-        fill: writes the content.
+        fill: writes the content, from its start to its end.
 
     Returns:
         sha256 of the content, in hex.
@@ -23,18 +28,39 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> str:
         OSError: if the disk does not take it; an older file stays as it was.
     """
     temporary = temporary_of(path)
+    # A link that stands there would be followed, to a file that is not ours.
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb+") as file:
+        with _Hashed(temporary, "xb") as file:
             fill(file)
-            file.flush()
             os.fsync(file.fileno())
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     flush_folder(path.parent)
-    return digest
+    return file.sha256.hexdigest()
+
+
+class _Hashed(io.FileIO):
+    """A file that is hashed as it is written, and has no way back: the hash would be that of other bytes."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        super().__init__(path, mode)
+        self.sha256 = hashlib.sha256()
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *_: object) -> int:
+        raise io.UnsupportedOperation("files are hashed as they are written: write from start to end")
+
+    def write(self, data: Any) -> int:
+        left = whole = memoryview(data).cast("B")
+        while left:
+            written = super().write(left[:_PIECE])
+            self.sha256.update(left[:written])
+            left = left[written:]
+        return len(whole)
 
 
 def temporary_of(path: Path) -> Path:

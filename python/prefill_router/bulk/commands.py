@@ -64,7 +64,7 @@ def extract(
     overflow: Overflow = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens per forward. Default: 2048.")] = None,
     rows_per_shard: Annotated[
-        int | None, typer.Option(help="Rows of a file. Default: 2048, fewer where they exceed 128 MiB.")
+        int | None, typer.Option(help="Rows of a file. Default: 1024, fewer where they exceed 64 MiB.")
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row that fails.")] = False,
     revision: Revision = None,
@@ -95,7 +95,7 @@ def extract(
         settings = request_settings(
             layers, pooling, template_kwargs, max_length=max_length, overflow=overflow, batching=batching
         )
-        chosen = [name.strip() for name in devices.split(",")] if devices else []
+        chosen = [] if devices is None else [name.strip() for name in devices.split(",")]
         options: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype, "cache_dir": cache_dir}
         options |= {"trust_remote_code": trust_remote_code, "verify": verify}
         # JSON alone says nothing on the way either: whoever reads it is a program.

@@ -93,8 +93,8 @@ class Output:
         if end < expected:
             raise invalid("source", self.manifest.source["name"], f"the {expected} rows it had, found {end}")
 
-    def put(self, parts: Sequence[Made]) -> None:
-        """Writes a shard, then the manifest that names it.
+    def write(self, parts: Sequence[Made]) -> Shard:
+        """Puts the file of a shard in place, for `record` to name it. May be called on several threads.
 
         Args:
             parts: all of its windows, and what they became.
@@ -104,7 +104,7 @@ class Output:
             OSError: the disk does not take it.
         """
         self.check([made.window for made in parts])
-        self.record(write_shard(self.folder, self.manifest, parts))
+        return write_shard(self.folder, self.manifest, parts)
 
     def check(self, windows: Sequence[Window]) -> None:
         """Raises InvalidRequestError if a shard is to take the place of one that was made of other rows."""

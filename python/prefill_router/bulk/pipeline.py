@@ -1,4 +1,4 @@
-"""From windows to shards in one process: two windows run at a time, and a shard is written while the next is made."""
+"""From windows to shards in one process: two windows run at a time, two shards are written while the next is made."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def write_shards(
         layers: the resolved layers.
         hidden: width of a vector.
         size: rows of a full shard.
-        put: writes a shard, on a thread.
+        put: writes a shard, on one of two threads: one may wait for the disk while the other works.
         on_window: is told of every window; what it raises ends the run.
 
     Yields:
-        What `put` returns.
+        What `put` returns, in the order of the shards.
     """
     with closing(run_windows(request, forward, todo, layers, hidden, size)) as results:
         shards = _shards(results, size, on_window)
-        with closing(in_order(put, shards, threads=1, ahead=1)) as written:
+        with closing(in_order(put, shards, threads=2, ahead=2)) as written:
             yield from written
 
 

@@ -9,9 +9,9 @@ from .arguments import whole_number
 WINDOW = 512
 """Rows of a request: enough to sort by length and fill packed rows, little enough to hold several in memory."""
 
-MOST_ROWS = 2048
-SHARD_BYTES = 128 << 20
-"""Memory of a shard; two are held, one that is made and one that is written."""
+MOST_ROWS = 1024
+SHARD_BYTES = 64 << 20
+"""Memory of a shard; three are held, one that is made and two that are written."""
 
 MOST_BYTES = 64 << 30
 """Of the vectors of a shard or a window that is asked for. More is a slip: memory for all of it is taken at once."""

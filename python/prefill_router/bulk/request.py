@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -50,11 +50,12 @@ class Request:
     storage: str = "float32"
 
     def __post_init__(self) -> None:
-        # Every window makes a request of them, and a generator gives its values once.
+        # Every window makes a request of them, and a generator gives its values once. Anything else, such as a str, is
+        # the request's to take or to refuse.
         once = {
             name: tuple(value)
             for name, value in self.settings.items()
-            if name in ("layers", "pooling") and isinstance(value, Iterable) and not isinstance(value, str)
+            if name in ("layers", "pooling") and isinstance(value, Iterator)
         }
         object.__setattr__(self, "settings", {**self.settings, **once})
 

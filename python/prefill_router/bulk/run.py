@@ -66,7 +66,7 @@ def extract(
             memory a row).
         profile: "default" or "reference", as the constructors of `ForwardRequest`.
         raw: whether texts bypass the chat template.
-        rows_per_shard: rows of a file; None is 2048, or fewer where these take more than 128 MiB. Vectors of
+        rows_per_shard: rows of a file; None is 1024, or fewer where these take more than 64 MiB. Vectors of
             more than 64 GiB are refused.
         fail_fast: whether to stop at the first row that fails.
         devices: torch devices such as ["cuda:0", "cuda:1"], each with a process and a model of its own, that share the
@@ -89,13 +89,14 @@ def extract(
     """
     request = Request(profile, settings, raw, storage)
     request.check()
-    arguments.one_of("format", format, formats.FORMATS)
+    formats.check_storage(format, storage)
     arguments.model(model)
     path = arguments.folder("output", output)
     plan.rows_per_shard(rows_per_shard, 1)
     arguments.duplicate_ids(duplicate_ids)
+    devices = arguments.devices(devices)
     options = dict(model_options or {})
-    cache_dir = options.pop("cache_dir", None) or cache_dir
+    cache_dir = _one_cache(options.pop("cache_dir", None), cache_dir)
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
     with ExitStack() as stack:
         stack.callback(opened.close)
@@ -118,10 +119,10 @@ def extract(
         if devices:
             workers.run(folder, todo, tally)
         else:
-            shards = write_shards(request, forward, todo, layers, hidden, shard_rows, folder.put, tally.window)
+            shards = write_shards(request, forward, todo, layers, hidden, shard_rows, folder.write, tally.window)
             with closing(shards):
-                for _ in shards:
-                    pass
+                for shard in shards:
+                    folder.record(shard)
         folder.finish()
         seconds = time.perf_counter() - started
         memory = workers.memory if devices else [memory_used()]
@@ -168,6 +169,13 @@ def iterate(
         with closing(run_windows(request, forward, todo, layers, hidden, window)) as results:
             for made in results:
                 yield made.rows
+
+
+def _one_cache(inside: Any, beside: Any) -> Any:
+    """`cache_dir` of the model's options, or of the call."""
+    if inside is not None and beside is not None and os.fspath(inside) != os.fspath(beside):
+        raise invalid("cache_dir", beside, f"what model_options says, `{inside}`, or nothing there")
+    return beside if inside is None else inside
 
 
 def _forward(

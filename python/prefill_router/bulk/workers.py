@@ -24,6 +24,7 @@ from typing import Any
 
 import prefill_router as pr
 
+from . import arguments as checks
 from .header import differences, header
 from .manifest import Manifest
 from .output import Output, write_shard
@@ -63,8 +64,7 @@ class Workers:
         cache_dir: str | os.PathLike[str] | None,
         lock: int,
     ) -> None:
-        if not isinstance(model, str | os.PathLike):
-            raise invalid("model", type(model).__name__, "a hub id or folder with devices: each loads its own")
+        checks.model_name(model, "each of the devices loads its own")
         if options.get("device") is not None:
             raise invalid("device", options["device"], "none beside devices")
         context = multiprocessing.get_context("spawn")

@@ -22,6 +22,13 @@ from .helpers import content, extract, prompts
         *(("format", value) for value in (None, 5, [], "csv")),
         *(("storage", value) for value in (None, 5, [], "int8")),
         *(("profile", value) for value in (None, [], "other")),
+        *(
+            ("devices", value)
+            for value in ("cuda:0", "cpu,cpu", "", b"cpu", None, 1, [0], ["cpu", ""], [None], ["c", []])
+        ),
+        *(("layers", value) for value in ("3", "1,3", b"\1\3", {1: 3}, 3)),
+        *(("pooling", value) for value in ("last", "last,mean", b"last", 5)),
+        *(("source_format", value) for value in ("jsonl", "csv", "text", "xml", 5)),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(field: str, value: Any, fake: Engine, tmp_path: Path) -> None:
@@ -30,6 +37,22 @@ def test_a_wrong_argument_is_refused_by_name(field: str, value: Any, fake: Engin
         extract(prompts(3), fake, tmp_path / "out", **{field: value})
     assert caught.value.field == field
     assert not list((tmp_path / "out").glob("*.json"))
+
+
+@pytest.mark.parametrize("value", ["", " ", "cpu,", ",cpu"])
+def test_the_command_refuses_a_device_without_a_name(value: str, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a\n")
+    arguments = ["extract", str(tmp_path / "in.txt"), "-m", "no/model", "-o", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, [*arguments, "--devices", value])
+    assert found.exit_code == 1
+    assert "invalid devices " in found.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_folders_of_hub_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(pr.InvalidRequestError, match="invalid cache_dir `a`: expected what model_options says, `b`"):
+        bulk.extract(prompts(3), "no/model", tmp_path / "out", cache_dir="a", model_options={"cache_dir": "b"})
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("model", [5, None, [], b"x"])

@@ -218,6 +218,83 @@ def test_utf16_is_refused_once(suffix: str, encoding: str, tmp_path: Path, monke
     assert "`stdin`: expected UTF-8 text, not UTF-16" in refused("-")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("suffix", ["txt", "csv", "jsonl"])
+def test_utf16_without_its_mark_is_refused(
+    suffix: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = {"txt": "one\ntwo\n", "csv": "id,prompt\na,b\n", "jsonl": '{"prompt": "a"}\n'}[suffix]
+    file = tmp_path / f"rows.{suffix}"
+    file.write_bytes(text.encode(encoding))
+    words = "expected UTF-8 text without NUL, which is a sign of UTF-16; save it as UTF-8"
+    assert refused(file) == f"invalid source `{file.name}, line 1`: {words}"
+    stdin(monkeypatch, file.read_bytes())
+    assert refused("-") == f"invalid source `stdin, line 1`: {words}"
+
+
+@pytest.mark.parametrize("suffix", ["txt", "csv", "jsonl"])
+@pytest.mark.parametrize("bad", ["\u4e00a\0b", "\0", "a\0"])
+def test_a_nul_fails_its_row_alone(suffix: str, bad: str, tmp_path: Path) -> None:
+    lines = {
+        "txt": f"one\n{bad}\nthree\n",
+        "csv": f"prompt\none\n{bad}\nthree\n",
+        "jsonl": f'{{"prompt": "one"}}\n{{"prompt": "{bad}"}}\n{{"prompt": "three"}}\n',
+    }
+    (tmp_path / f"rows.{suffix}").write_text(lines[suffix])
+    found = rows(tmp_path / f"rows.{suffix}")
+    assert [found[0], found[2]] == [("0", "one"), ("2", "three")]
+    line = 3 if suffix == "csv" else 2
+    words = "expected UTF-8 text without NUL, which is a sign of UTF-16; save it as UTF-8"
+    assert str(found[1][1]) == f"invalid prompt `line {line}` at row 1: {words}"
+
+
+def test_a_nul_later_in_the_header_of_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,la\0bel\na,b\n")
+    assert refused(tmp_path / "rows.csv").startswith(
+        "invalid source `rows.csv, line 1`: expected UTF-8 text without NUL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("twice", "name"),
+    [
+        ('{"id": "b", "prompt": "one", "prompt": "other"}', "prompt"),
+        ('{"id": "b", "id": "b", "prompt": "one"}', "id"),
+        ('{"id": "b", "prompt": "one", "x": 1, "x": 1}', "x"),
+        ('{"id": "b", "prompt": [{"role": "user", "content": "a", "content": "b"}]}', "content"),
+    ],
+)
+def test_a_key_that_comes_twice_fails_its_row(twice: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(WITH_ID)}\n{twice}\n")
+    found = rows(tmp_path / "rows.jsonl")
+    assert found[0] == ("b", "y")
+    words = f"expected JSON (key '{name}' comes twice in an object)"
+    assert str(found[1][1]) == f"invalid prompt `line 2` at row 1: {words}"
+
+
+@pytest.mark.parametrize("arguments", [{"id_column": "id"}, {"prompt_column": "question"}])
+@pytest.mark.parametrize("kind", ["text", "stdin", "list", "late", "series", "array", "chunked"])
+def test_columns_of_what_has_none_are_refused(
+    kind: str, arguments: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a", "b"]
+    (tmp_path / "rows.txt").write_text("a\nb\n")
+    stdin(monkeypatch, b"a\nb\n")
+    source: Any = {
+        "text": tmp_path / "rows.txt",
+        "stdin": "-",
+        "list": texts,
+        "late": [None, *texts, {"id": "x", "question": "y"}],
+        "series": pd.Series(texts),
+        "array": pa.array(texts),
+        "chunked": pa.chunked_array([texts]),
+    }[kind]
+    ((field, value),) = arguments.items()
+    message = refused(source, Columns(arguments.get("prompt_column", "prompt"), arguments.get("id_column")))
+    assert message.startswith(f"invalid {field} `{value}`: expected none: ")
+    assert message.endswith("has prompts without columns")
+
+
 def test_a_damaged_file_is_named_in_grammar(tmp_path: Path) -> None:
     (tmp_path / "rows.arrow").write_bytes(b"PK\x03\x04 nothing of the kind")
     assert refused(tmp_path / "rows.arrow").startswith(

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import prefill_router as pr
 from fixtures.engine import BAD, Engine
 from prefill_router.bulk import atomic, lock, manifest
 
-from .helpers import content, extract, prompts
+from .helpers import content as content_of
+from .helpers import extract, prompts
 
 FORMATS = ["safetensors", "parquet", "llm-router"]
 
@@ -31,7 +33,7 @@ def rows() -> list[dict[str, Any]]:
 def whole(fake: Engine, rows: list[dict[str, Any]], tmp_path: Path) -> dict[str, bytes]:
     """What an undisturbed run writes."""
     extract(rows, fake, tmp_path / "whole")
-    return content(tmp_path / "whole")
+    return content_of(tmp_path / "whole")
 
 
 def stop_after(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +67,7 @@ def test_a_full_disk_leaves_whole_files_and_the_next_run_ends_with_the_same_byte
     summary = extract(rows, fake, tmp_path / "out", format=format_name)
     assert (summary.rows, summary.resumed, summary.failed) == (330, 200, 1)
     assert sum(fake.calls) - before == 1 + 130  # the probe of the layers, and the rows that were missing
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
 
 
 def test_a_write_that_fails_for_real_is_an_os_error(fake: Engine, rows: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ for name in {FORMATS}:
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.split("\n")[:-1] == [f"{name} {errno.EFBIG}" for name in FORMATS]
     for name in FORMATS:
-        assert sorted(path.name for path in (tmp_path / f"out{name}").iterdir()) == [".lock", "manifest.json"]
+        assert sorted(path.name for path in (tmp_path / f"out{name}").iterdir()) == [lock.NAME, "manifest.json"]
 
 
 def test_a_run_that_is_complete_runs_nothing(
@@ -98,7 +100,7 @@ def test_a_run_that_is_complete_runs_nothing(
     before = sum(fake.calls)
     assert extract(rows, fake, tmp_path / "whole").resumed == 330
     assert sum(fake.calls) - before == 1
-    assert content(tmp_path / "whole") == whole
+    assert content_of(tmp_path / "whole") == whole
 
 
 def _cut(path: Path) -> None:
@@ -128,16 +130,16 @@ def test_a_damaged_shard_is_found_and_made_again(
     assert summary.resumed == 330 - again
     # The row that fails is tried once more without it.
     assert sum(fake.calls) - before == 1 + again + (99 if number == 1 else 0)
-    assert content(tmp_path / "whole") == whole
+    assert content_of(tmp_path / "whole") == whole
 
 
 def test_what_a_killed_run_left_is_cleared(
     fake: Engine, rows: list[dict[str, Any]], whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "whole" / ".shard-000002.safetensors.tmp").write_text("half")
-    (tmp_path / "whole" / ".lock").write_text("99999")
+    (tmp_path / "whole" / lock.NAME).write_text("99999")
     extract(rows, fake, tmp_path / "whole")
-    assert content(tmp_path / "whole") == whole
+    assert content_of(tmp_path / "whole") == whole
 
 
 def test_a_source_that_has_grown_is_gone_on_with(
@@ -148,9 +150,9 @@ def test_a_source_that_has_grown_is_gone_on_with(
         before = sum(fake.calls)
         assert extract(more, fake, tmp_path / "out").rows == count
         extract(more, fake, tmp_path / f"at-once-{count}")
-        assert content(tmp_path / "out") == content(tmp_path / f"at-once-{count}")
+        assert content_of(tmp_path / "out") == content_of(tmp_path / f"at-once-{count}")
         assert sum(fake.calls) > before
-    assert content(tmp_path / "at-once-330") == whole
+    assert content_of(tmp_path / "at-once-330") == whole
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_other_settings_are_refused_by_name(
     with pytest.raises(pr.InvalidRequestError) as caught:
         extract(rows, fake, tmp_path / "whole", **arguments)
     assert words in str(caught.value.expected)
-    assert content(tmp_path / "whole") == whole
+    assert content_of(tmp_path / "whole") == whole
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_another_model_is_refused(
     with pytest.raises(pr.InvalidRequestError, match=f"model.{name} was") as caught:
         extract(rows, fake, tmp_path / "whole")
     assert f"and is {value!r}" in caught.value.expected
-    assert content(tmp_path / "whole") == whole
+    assert content_of(tmp_path / "whole") == whole
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_changed_files_of_the_model_are_refused(
     (tmp_path / "model" / file).write_text("other")
     with pytest.raises(pr.InvalidRequestError, match=f"model.{part} was"):
         extract(rows, fake, tmp_path / "whole")
-    assert content(tmp_path / "whole") == whole
+    assert content_of(tmp_path / "whole") == whole
 
 
 def test_other_versions_are_refused(
@@ -237,7 +239,7 @@ def test_a_source_that_has_changed_is_refused(
     rows[row] |= change
     with pytest.raises(pr.InvalidRequestError, match="invalid source"):
         extract(rows, fake, tmp_path / "whole")
-    assert content(tmp_path / "whole") == whole
+    assert content_of(tmp_path / "whole") == whole
 
 
 def test_a_damaged_shard_is_not_made_again_from_another_source(
@@ -256,7 +258,7 @@ def test_a_source_that_has_shrunk_is_refused(
 ) -> None:
     with pytest.raises(pr.InvalidRequestError, match=f"expected the 330 rows it had, found {count}"):
         extract(rows[:count], fake, tmp_path / "whole")
-    assert content(tmp_path / "whole").keys() == whole.keys()
+    assert content_of(tmp_path / "whole").keys() == whole.keys()
 
 
 def test_the_place_of_the_model_and_the_name_of_the_source_do_not_matter(
@@ -275,7 +277,7 @@ def test_a_manifest_of_a_newer_schema_is_refused(
     for use in (lambda: extract(rows, fake, tmp_path / "whole"), lambda: pr.load(tmp_path / "whole")):
         with pytest.raises(pr.InvalidRequestError, match="version 1 or older, found 2; use a newer"):
             use()
-    assert content(tmp_path / "whole").keys() == whole.keys()
+    assert content_of(tmp_path / "whole").keys() == whole.keys()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', '{"schema_version": 1, "shards": [5]}'])
@@ -316,6 +318,74 @@ with locked(Path({str(tmp_path / "out")!r})):
         holder.communicate()
     assert extract(prompts(10), fake, tmp_path / "out").rows == 10
     assert (tmp_path / "out" / lock.NAME).read_bytes() == b""
+
+
+@pytest.mark.timeout(60)
+def test_a_shard_is_written_beside_another_and_named_after_it(
+    fake: Engine, rows: list[dict[str, Any]], whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = os.fsync, list[int]()
+    second = tmp_path / "out" / "shard-000001.safetensors"
+
+    def fsync(descriptor: int) -> None:
+        if "shard-000000" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            while not second.exists():
+                time.sleep(0.001)
+            time.sleep(0.2)  # time enough to name it too early
+            seen.append(pr.load(tmp_path / "out").rows)
+        real(descriptor)
+
+    monkeypatch.setattr(atomic.os, "fsync", fsync)
+    extract(rows, fake, tmp_path / "out")
+    assert seen == [0]
+    assert content_of(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("content", [b"poetry", b"12 34", b"9" * 21, b"\0"])
+def test_a_file_of_the_locks_name_that_is_none_stays(content: bytes, fake: Engine, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / lock.NAME).write_bytes(content)
+    with pytest.raises(pr.InvalidRequestError, match=r"invalid output .*: expected no file of that name"):
+        extract(prompts(10), fake, tmp_path / "out")
+    assert content_of(tmp_path / "out") == {lock.NAME: content}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["link", "dangling", "folder", "pipe"])
+def test_what_is_no_file_is_no_lock(kind: str, fake: Engine, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    path, target = tmp_path / "out" / lock.NAME, tmp_path / "target"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+        if kind == "link":
+            target.touch()
+    with pytest.raises(pr.InvalidRequestError, match="invalid output "):
+        extract(prompts(10), fake, tmp_path / "out")
+    assert target.exists() == (kind == "link")
+    assert kind != "link" or target.read_bytes() == b""
+
+
+def test_files_of_the_user_stay_as_they_are(fake: Engine, tmp_path: Path) -> None:
+    own = dict.fromkeys((".lock", "lock", "notes.txt", ".prefill-router", "manifest.json.bak"), b"mine")
+    (tmp_path / "out").mkdir()
+    for name, content in own.items():
+        (tmp_path / "out" / name).write_bytes(content)
+    extract(prompts(10), fake, tmp_path / "out")
+    assert content_of(tmp_path / "out").items() >= own.items()
+
+
+def test_a_link_in_place_of_a_temporary_file_is_not_followed(fake: Engine, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "target").write_bytes(b"mine")
+    for name in ("manifest.json", "shard-000000.safetensors"):
+        (tmp_path / "out" / f".{name}.tmp").symlink_to(tmp_path / "target")
+    extract(prompts(10), fake, tmp_path / "out")
+    assert (tmp_path / "target").read_bytes() == b"mine"
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
 
 
 def test_a_place_that_cannot_be_written_to_is_an_os_error(fake: Engine, tmp_path: Path) -> None:

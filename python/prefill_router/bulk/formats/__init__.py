@@ -44,11 +44,16 @@ FORMATS = {
 }
 
 
+def check_storage(name: str, storage: str) -> None:
+    """Raises InvalidRequestError for numbers that a format cannot hold; what there is to know before a model is."""
+    one_of("format", name, FORMATS)
+    if storage not in FORMATS[name].storage:
+        expected = f"{' or '.join(FORMATS[name].storage)}: {name} files have no such numbers"
+        raise invalid("storage", storage, expected)
+
+
 def check(name: str, header: Header) -> None:
     """Raises InvalidRequestError for a format that cannot hold what is asked for."""
-    one_of("format", name, FORMATS)
-    if header["storage"] not in FORMATS[name].storage:
-        expected = f"{' or '.join(FORMATS[name].storage)}: {name} files have no such numbers"
-        raise invalid("storage", header["storage"], expected)
+    check_storage(name, header["storage"])
     if name == "llm-router":
         llm_router_file.check(header)

@@ -43,20 +43,14 @@ def to_table(rows: Rows, header: Mapping[str, Any]) -> pa.Table:
 
 def write(rows: Rows, header: Mapping[str, Any], file: BinaryIO) -> None:
     """Writes a shard, as one row group."""
-    table = to_table(rows, header)
-    plain = ["id", "error_kind", "error_message"]
-    vectors = [name for name in table.column_names if name not in plain]
-    split = [f"{column(pooling, layer)}.list.element" for pooling in rows.vectors for layer in rows.layers]
-    # Vectors hold no value twice; split into bytes they compress.
+    # Vectors hold no value twice: the best that compression made of them was a sixth less, in twice the time.
     pq.write_table(
-        table,
+        to_table(rows, header),
         file,
         row_group_size=max(1, len(rows)),
-        compression="zstd",
-        compression_level=1,
+        compression="none",
         use_dictionary=["error_kind", "error_message"],
         write_statistics=["tokens", "used"],
-        use_byte_stream_split=split if vectors else False,
     )
 
 

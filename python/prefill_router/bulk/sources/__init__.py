@@ -44,6 +44,8 @@ def open_source(source: Any, columns: Columns, source_format: str | None = None)
         raise invalid("source_format", source_format, f"one of {', '.join(FORMATS)}")
     if isinstance(source, str | os.PathLike):
         opened = _open_file(Path(source), columns, source_format)
+    elif source_format is not None:
+        raise invalid("source_format", source_format, f"none: {type(source).__name__} is no file")
     else:
         opened = objects.read(source, columns)
     batches = iter(opened.batches)

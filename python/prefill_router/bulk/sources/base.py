@@ -9,6 +9,8 @@ from typing import Any
 from ..problems import invalid
 
 ROWS_PER_BATCH = 512
+PROMPT = "prompt"
+"""The column of prompts, if none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,17 @@ class Columns:
         id: the column that names rows; None is the column `id` where there is one.
     """
 
-    prompt: str = "prompt"
+    prompt: str = PROMPT
     id: str | None = None
+
+    def refuse(self, source: str) -> None:
+        """Raises InvalidRequestError if columns are asked for of a source that has none."""
+        for field, column in (
+            ("id_column", self.id),
+            ("prompt_column", None if self.prompt == PROMPT else self.prompt),
+        ):
+            if column is not None:
+                raise invalid(field, column, f"none: {source} has prompts without columns")
 
     def found(self, there: Iterable[str], source: str) -> str | None:
         """The id column to use.
@@ -76,7 +87,8 @@ def from_records(records: Iterator[Any], columns: Columns, source: str) -> Itera
     them is a row that failed. Nothing is given before that is known, however many rows are bad.
 
     Raises:
-        InvalidRequestError: a column is missing, or an id comes where the first row has none.
+        InvalidRequestError: a column is missing or is named where the first row has none, or an id comes where the
+            first row has none.
     """
     id_column: str | None = None
     known = False
@@ -92,6 +104,8 @@ def from_records(records: Iterator[Any], columns: Columns, source: str) -> Itera
             prompts.append(_field(record, columns.prompt))
             ids.append(None if id_column is None else _field(record, id_column))
         else:
+            if not known and not isinstance(record, Bad):
+                columns.refuse(source)
             prompts.append(record)
             ids.append(None)
         known = known or not isinstance(record, Bad)
@@ -101,10 +115,16 @@ def from_records(records: Iterator[Any], columns: Columns, source: str) -> Itera
     yield Batch(ids if id_column is not None else None, prompts)
 
 
+NO_NUL = "UTF-8 text without NUL, which is a sign of UTF-16; save it as UTF-8"
+"""What is expected of a text that has a NUL byte: UTF-16 would be taken for UTF-8 with a NUL at every letter."""
+
+
 def refuse_utf16(start: bytes, source: str) -> None:
-    """Raises InvalidRequestError if the first bytes of a text are the mark of UTF-16, of which no row can be read."""
+    """Raises InvalidRequestError if a text begins as UTF-16 does, with its mark or a NUL: no row of it can be read."""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise invalid("source", source, "UTF-8 text, not UTF-16; save it as UTF-8")
+    if b"\0" in start[:2]:
+        raise invalid("source", f"{source}, line 1", NO_NUL)
 
 
 def _field(record: Mapping[str, Any], name: str) -> Any:

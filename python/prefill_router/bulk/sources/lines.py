@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..problems import invalid
-from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, from_records, refuse_utf16
+from ..strict_json import from_json
+from .base import NO_NUL, Bad, Columns, Source, from_records, refuse_utf16
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -46,9 +46,7 @@ def read_stdin(columns: Columns, source_format: str | None) -> Source:
 
 def _source(name: str, file: Iterable[bytes], columns: Columns, source_format: str) -> Source:
     texts = _texts(name, file)
-    if source_format == "text":
-        return Source(name, _batches(text for _, text in texts))
-    records = (text if isinstance(text, Bad) else _from_json(line, text) for line, text in texts)
+    records = (text if source_format == "text" else _from_json(line, text) for line, text in texts)
     return Source(name, from_records(records, columns, name))
 
 
@@ -63,6 +61,8 @@ def _texts(name: str, file: Iterable[bytes]) -> Iterator[tuple[int, str | Bad]]:
 
 
 def _decode(line: int, raw: bytes) -> str | Bad:
+    if b"\0" in raw:
+        return Bad(f"line {line}", NO_NUL)
     try:
         return raw.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def _decode(line: int, raw: bytes) -> str | Bad:
 
 def _from_json(line: int, text: str | Bad) -> Any:
     try:
-        value = text if isinstance(text, Bad) else json.loads(text)
+        value = text if isinstance(text, Bad) else from_json(text)
     except (ValueError, RecursionError) as error:
         return Bad(f"line {line}", f"JSON ({error})")
     return value if isinstance(value, dict | Bad) else Bad(f"line {line}", f"a JSON object, not {_kind(value)}")
@@ -80,13 +80,3 @@ def _from_json(line: int, text: str | Bad) -> Any:
 def _kind(value: Any) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), "null")
-
-
-def _batches(prompts: Iterator[Any]) -> Iterator[Batch]:
-    part: list[Any] = []
-    for prompt in prompts:
-        part.append(prompt)
-        if len(part) == ROWS_PER_BATCH:
-            yield Batch(None, part)
-            part = []
-    yield Batch(None, part)

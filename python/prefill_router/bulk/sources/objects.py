@@ -23,6 +23,7 @@ def read(source: Any, columns: Columns) -> Source:
     if callable(getattr(source, "iter", None)) and getattr(source, "features", None) is not None:
         return Source(name, _from_dataset(source, columns, name))
     if isinstance(source, pa.Array | pa.ChunkedArray):
+        columns.refuse(name)
         source = pa.table([source], names=[columns.prompt])
     # What has one dtype is a series, not a table: its items are the prompts.
     if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "dtype"):

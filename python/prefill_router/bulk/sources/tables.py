@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..problems import invalid
-from .base import ROWS_PER_BATCH, Bad, Batch, Columns, Source, refuse_utf16
+from .base import NO_NUL, ROWS_PER_BATCH, Bad, Batch, Columns, Source, refuse_utf16
 
 _LONGEST_CELL = 1 << 28  # a quote that is never closed ends there, and not with the file
-_DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for names of columns
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for names of columns
 
 
 def read(path: Path, columns: Columns, source_format: str) -> Source:
@@ -26,7 +26,7 @@ def read(path: Path, columns: Columns, source_format: str) -> Source:
     try:
         return _parquet(path, columns) if source_format == "parquet" else _ipc(path, columns)
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise _damaged(path.name, source_format, error) from error
+        raise damaged(path.name, source_format, error) from error
 
 
 def _csv(path: Path, columns: Columns) -> Source:
@@ -50,9 +50,11 @@ def _csv(path: Path, columns: Columns) -> Source:
         header = next(records, None)
         if header is None:
             return
+        if any("\0" in name for name in header):
+            raise invalid("source", f"{path.name}, line 1", NO_NUL)
         id_column = columns.found(header, path.name)
-        at = _once(header, columns.prompt, path.name)
-        id_at = None if id_column is None else _once(header, id_column, path.name)
+        at = once(header, columns.prompt, path.name)
+        id_at = None if id_column is None else once(header, id_column, path.name)
         ids: list[Any] = []
         prompts: list[Any] = []
         for cells in records:
@@ -77,7 +79,8 @@ def _csv(path: Path, columns: Columns) -> Source:
     return Source(path.name, batches(), lambda: file.tell() / max(size, 1), text.close)
 
 
-def _once(header: Sequence[str], column: str, source: str) -> int:
+def once(header: Sequence[str], column: str, source: str) -> int:
+    """Where a column is. Raises InvalidRequestError if it comes twice."""
     if header.count(column) > 1:
         raise invalid("source", source, f"one column `{column}`, not {header.count(column)}")
     return header.index(column)
@@ -88,6 +91,8 @@ def _ragged(line: int, header: list[str], cells: list[str]) -> Bad:
 
 
 def _cell(text: str, line: int) -> str | Bad:
+    if "\0" in text:
+        return Bad(f"line {line}", NO_NUL)
     if not text.isascii():
         try:
             text.encode()
@@ -122,21 +127,19 @@ def from_arrow(
     id_column = columns.found(names, source)
     for column in (columns.prompt, id_column):
         if column is not None:
-            _once(names, column, source)
+            once(names, column, source)
     done = [0]
 
     def read() -> Iterator[Batch]:
         try:
             for whole in batches:
-                for column in {columns.prompt, id_column or columns.prompt}:
-                    _validate(whole.column(column))
                 for at in range(0, whole.num_rows, ROWS_PER_BATCH):
                     part = whole.slice(at, ROWS_PER_BATCH)
                     done[0] += part.num_rows
                     ids = None if id_column is None else python_values(part.column(id_column))
                     yield Batch(ids, python_values(part.column(columns.prompt)))
-        except _DAMAGE as error:
-            raise _damaged(source, "Arrow", error) from error
+        except DAMAGE as error:
+            raise damaged(source, "Arrow", error) from error
 
     return Source(source, read(), lambda: done[0] / rows if rows else 0.0)
 
@@ -166,7 +169,12 @@ def _as_binary(type: pa.DataType) -> pa.DataType:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Python values. Struct fields that are null are left out: Arrow cannot leave them out of a message itself."""
+    """Python values. Struct fields that are null are left out: Arrow cannot leave them out of a message itself.
+
+    Raises:
+        ArrowInvalid: the data is damaged.
+    """
+    _validate(column)
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
@@ -196,5 +204,6 @@ def _message(item: Any) -> Any:
     return {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item
 
 
-def _damaged(source: str, source_format: str, error: Exception) -> Exception:
+def damaged(source: str, source_format: str, error: Exception) -> Exception:
+    """The error of a source that raised one of `DAMAGE`."""
     return invalid("source", source, f"{source_format} data that can be read ({error})")
