@@ -108,7 +108,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("//! | `prefill_router_"))
             .map(|row| {
-                let mut cells = row.split(" | ").map(|cell| cell.replace('`', ""));
+                let mut cells = row.split('|').map(|cell| cell.trim().replace('`', ""));
                 [cells.next().unwrap(), cells.next().unwrap(), cells.next().unwrap()]
             })
             .collect();
