@@ -4,6 +4,7 @@
 
 use std::cell::LazyCell;
 use std::fmt::{self, Debug, Formatter};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,9 +63,9 @@ impl Gone {
 pub(super) struct Answer<T>(oneshot::Sender<Result<T>>);
 
 impl<T> Answer<T> {
-    /// Answers, if somebody waits.
+    /// Answers, if somebody waits. Waking runs code of the caller, which may panic; that is no matter of the others.
     pub fn give(self, answer: Result<T>) {
-        drop(self.0.send(answer));
+        drop(catch_unwind(AssertUnwindSafe(|| drop(self.0.send(answer)))));
     }
 
     /// Whether nobody waits any more.

@@ -163,15 +163,16 @@ impl Wake for Panics {
 }
 
 #[test]
-fn whatever_ends_the_worker_nobody_is_left_waiting() {
+fn a_caller_that_panics_when_it_is_woken_harms_nobody_else() {
     let Busy { handle, gate, mut first, waiting, dropped, .. } = busy();
     let waker = Waker::from(Arc::new(Panics));
     assert!(Pin::new(&mut first).poll(&mut Context::from_waker(&waker)).is_pending());
     gate.open();
     for reply in waiting {
-        assert_eq!(in_time(|| reply.wait()), Err(PrefillError::Closed));
+        assert_eq!(in_time(|| reply.wait()), alone(&request("a")));
     }
-    assert_eq!(handle.forward_blocking(request("late")), Err(PrefillError::Closed));
+    assert_eq!(in_time(|| first.wait()), alone(&request("first")));
+    assert_eq!(handle.forward_blocking(request("late")), alone(&request("late")));
     in_time(move || handle.close(Close::Drain));
     assert!(dropped_on_its_thread(&dropped));
 }
