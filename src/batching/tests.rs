@@ -40,7 +40,7 @@ fn alone(request: &ForwardRequest) -> Result<ForwardOutput> {
 }
 
 /// The result of `work`, done in a thread of its own.
-fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     thread::spawn(move || sender.send(work()));
     receiver.recv_timeout(PATIENCE).expect("the work hangs or has panicked")

@@ -378,11 +378,12 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 #[cfg(test)]
 mod tests {
     use super::super::reply::Reply;
+    use super::super::tests::in_time;
     use super::*;
 
     #[test]
     fn whatever_ends_the_worker_nobody_is_left_waiting() {
-        let shared = Shared::new(BatchedConfig::new());
+        let shared = Arc::new(Shared::new(BatchedConfig::new()));
         let unload = || {
             let (answer, reply) = Reply::new(&shared.gone);
             let (sharing, queued) = (queue::Sharing::Barrier, Instant::now());
@@ -395,7 +396,7 @@ mod tests {
         drop(End(&shared));
         assert_eq!(reply.wait_timeout(Duration::from_secs(9)), Some(Err(PrefillError::Closed)));
         assert_eq!(unload().0, Err(PrefillError::Closed));
-        watch(&shared);
+        in_time(move || watch(&shared));
     }
 
     #[test]
