@@ -91,7 +91,7 @@ def test_errors_of_workers_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(pr.InvalidRequestError, match="hub id or folder with devices"):
+    with pytest.raises(pr.InvalidRequestError, match="hub id or folder: each of the devices"):
         pr.extract(["a"], llama(), tmp_path / "out", devices=TWO)
     with pytest.raises(pr.InvalidRequestError, match="none beside devices"):
         extract(["a"], tmp_path / "out", devices=TWO, model_options={"device": "cpu"})
