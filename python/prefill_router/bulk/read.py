@@ -123,8 +123,7 @@ class Features:
         """All rows as the dict that llm-router keeps in one file: `torch.save(features.llm_router_cache(), path)`.
 
         Raises:
-            InvalidRequestError: its reader could not take it: there are no rows or no `last`, or `final` is among the
-                layers.
+            InvalidRequestError: its reader could not take it: there are no rows, or `final` is among the layers.
         """
         header = self.manifest.features
         check(header)

@@ -117,6 +117,15 @@ def test_the_llm_router_file(fake: Engine, rows: list[dict[str, Any]], tmp_path:
     assert cache["prefill_router"]["errors"] == [(20, "context_window_exceeded", "row 120 has something wrong")]
 
 
+def test_an_llm_router_file_of_one_pooling(fake: Engine, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    extract(rows, fake, tmp_path / "out", format="llm-router", pooling=["mean"])
+    cache = torch.load(tmp_path / "out" / "shard-000000.pt", weights_only=True)
+    assert cache["config"]["pooling_modes"] == ["mean"]
+    assert [key for key in cache if key.startswith("layer_")] == ["layer_1_meanpool", "layer_3_meanpool"]
+    mean = pr.load(tmp_path / "out").mean[:100]
+    assert np.array_equal(cache["layer_1_meanpool"].numpy(), mean[:, 0], equal_nan=True)
+
+
 def test_features_of_any_format_make_one_llm_router_file(
     fake: Engine, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -144,8 +153,9 @@ def test_what_is_not_there_is_said(fake: Engine, tmp_path: Path) -> None:
     extract(prompts(10), fake, tmp_path / "out", pooling=["mean"])
     with pytest.raises(AttributeError, match="hold mean, not last"):
         _ = pr.load(tmp_path / "out").last
-    with pytest.raises(pr.InvalidRequestError, match="invalid pooling"):
-        pr.load(tmp_path / "out").llm_router_cache()
+    extract(prompts(10), fake, tmp_path / "final", layers=["final"])
+    with pytest.raises(pr.InvalidRequestError, match="invalid layers"):
+        pr.load(tmp_path / "final").llm_router_cache()
     (tmp_path / "out" / "shard-000000.safetensors").write_bytes(b"no")
     with pytest.raises(pr.InvalidRequestError, match="run the extraction again"):
         pr.load(tmp_path / "out").shard(0)

@@ -150,7 +150,6 @@ def test_numbers_that_the_files_cannot_hold_are_failed_rows(
         {"storage": "bfloat16", "format": "parquet"},
         {"storage": "bfloat16", "format": "llm-router"},
         {"format": "llm-router", "layers": [1, "final"]},
-        {"format": "llm-router", "pooling": ["mean"]},
         {"profile": "fast"},
         {"rows_per_shard": 0},
         {"duplicate_ids": "maybe"},

@@ -1,8 +1,8 @@
 """llm-router's prefill cache: a dict of `layer_<i>` (last token) and `layer_<i>_meanpool` [rows, hidden], and `config`.
 
-Its reader takes every key that begins with `layer_` as an index and wants at least one of the last token, so there is
-no `final` here. It knows no failed rows: they are rows of NaN, listed under `prefill_router`, which it does not read.
-The file holds tensors and plain values only and loads with `weights_only=True`.
+Its reader takes what follows `layer_` for an index, so there is no `final` here. It knows no failed rows: they are rows
+of NaN, listed under `prefill_router`, which it does not read. The file holds tensors and plain values only and loads
+with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ def check(header: Mapping[str, Any]) -> None:
     """Raises InvalidRequestError for what its reader cannot take."""
     if "final" in header["layers"]:
         raise invalid("layers", "final", "indexes only: an llm-router cache has no place for the final state")
-    if "last" not in header["pooling"]:
-        raise invalid("pooling", ",".join(header["pooling"]), "last among them: llm-router's reader needs it")
 
 
 def to_cache(rows: Rows, header: Mapping[str, Any]) -> dict[str, Any]:
