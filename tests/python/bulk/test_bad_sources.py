@@ -81,7 +81,7 @@ def test_ids_that_begin_later_are_refused_at_their_row(kind: str, before: int, t
     )
 
 
-@pytest.mark.parametrize("bad", [1, 512, 600])
+@pytest.mark.parametrize("bad", [1, 511])
 def test_bad_rows_do_not_decide_about_ids(bad: int, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("[\n" * bad + json.dumps(WITH_ID))
     named = rows(tmp_path / "rows.jsonl")
@@ -300,3 +300,23 @@ def test_a_damaged_file_is_named_in_grammar(tmp_path: Path) -> None:
     assert refused(tmp_path / "rows.arrow").startswith(
         "invalid source `rows.arrow`: expected arrow data that can be read ("
     )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "bad", "good", "words"),
+    [
+        ("jsonl", b"no", b'{"prompt": "x"}', "JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("txt", b"caf\xe9", b"x", "UTF-8 text (invalid continuation byte at byte 3)"),
+    ],
+)
+def test_a_source_of_nothing_but_bad_rows_is_refused_before_memory_is_full(
+    suffix: str, bad: bytes, good: bytes, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / f"rows.{suffix}"
+    file.write_bytes(b"\n" + b"\n".join([bad] * 511 + [good]))
+    found = [prompt for _, prompt in rows(file)]
+    assert (len(found), found[-1]) == (512, "x")
+    assert all(isinstance(error, pr.InvalidRequestError) for error in found[:-1])
+    file.write_bytes(b"\n" + b"\n".join([bad] * 512 + [good]))
+    expected = f"expected {words}, and none of the 511 rows after it is better"
+    assert refused(file) == f"invalid source `rows.{suffix}, line 2`: {expected}"

@@ -58,6 +58,12 @@ class Columns:
     prompt: str = PROMPT
     id: str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str):
+            raise invalid("prompt_column", repr(self.prompt), "the name of a column")
+        if not isinstance(self.id, str | None):
+            raise invalid("id_column", repr(self.id), "the name of a column, or None")
+
     def refuse(self, source: str) -> None:
         """Raises InvalidRequestError if columns are asked for of a source that has none."""
         for field, column in (
@@ -84,11 +90,12 @@ def from_records(records: Iterator[Any], columns: Columns, source: str) -> Itera
     """Batches of rows that come one by one: a mapping of columns, or a `Bad` in its place.
 
     The first row that is no `Bad` decides which columns there are, and whether rows have ids. A later one that lacks
-    them is a row that failed. Nothing is given before that is known, however many rows are bad.
+    them is a row that failed. Nothing is given before that is known.
 
     Raises:
-        InvalidRequestError: a column is missing or is named where the first row has none, or an id comes where the
-            first row has none.
+        InvalidRequestError: a column is missing or is named where the first row has none, an id comes where the
+            first row has none, or so many rows are bad at the start that it is the source that is not what it is taken
+            for.
     """
     id_column: str | None = None
     known = False
@@ -109,9 +116,13 @@ def from_records(records: Iterator[Any], columns: Columns, source: str) -> Itera
             prompts.append(record)
             ids.append(None)
         known = known or not isinstance(record, Bad)
-        if known and len(prompts) >= ROWS_PER_BATCH:
-            yield Batch(ids if id_column is not None else None, prompts)
-            ids, prompts = [], []
+        if len(prompts) < ROWS_PER_BATCH:
+            continue
+        if not known:
+            expected = f"{prompts[0].expected}, and none of the {len(prompts) - 1} rows after it is better"
+            raise invalid("source", f"{source}, {prompts[0].value}", expected)
+        yield Batch(ids if id_column is not None else None, prompts)
+        ids, prompts = [], []
     yield Batch(ids if id_column is not None else None, prompts)
 
 
