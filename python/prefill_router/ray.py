@@ -77,7 +77,7 @@ class Encoder:
         storage: str = "float32",
         **settings: Any,
     ) -> None:
-        options = dict(model_options or {})
+        options = arguments.options("model_options", model_options)
         self._prompt_column = prompt_column
         self._request = _request(profile, settings, raw, storage)
         arguments.model_name(model, "every worker loads its own")
@@ -183,7 +183,7 @@ def extract(
         InvalidRequestError: a setting or the source is wrong.
         ray.exceptions.RayError: a worker failed; its message has the error.
     """
-    options = dict(model_options or {})
+    options = arguments.options("model_options", model_options)
     if not options.get("device") and os.environ.get("PREFILL_ROUTER_DEVICE"):
         options["device"] = os.environ["PREFILL_ROUTER_DEVICE"]  # workers have another environment
     request = _request(profile, settings, raw, storage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,13 @@ def one_of(field: str, value: Any, names: Iterable[str]) -> str:
     return value
 
 
+def flag(field: str, value: Any) -> bool:
+    """A bool. Raises InvalidRequestError for anything else: "no" and [] are true or false as well."""
+    if not isinstance(value, bool):
+        raise invalid(field, repr(value), "True or False")
+    return value
+
+
 def duplicate_ids(value: Any) -> None:
     """Raises InvalidRequestError for what is no rule about ids that come twice."""
     if value not in ("error", "allow"):
@@ -53,6 +60,26 @@ def folder(field: str, value: Any) -> Path:
     if not isinstance(name, str) or not name or "\0" in name:
         raise invalid(field, value, "the name of a folder")
     return Path(name)
+
+
+def optional_folder(field: str, value: Any) -> Path | None:
+    """The path of a folder, or None. Raises InvalidRequestError for anything else."""
+    return None if value is None else folder(field, value)
+
+
+def callback(field: str, value: Any) -> None:
+    """Raises InvalidRequestError for what is neither None nor can be called."""
+    if value is not None and not callable(value):
+        raise invalid(field, repr(value), "a callable, or None")
+
+
+def options(field: str, value: Any) -> dict[str, Any]:
+    """Keyword arguments as a dict of the callee's own; None is none. Raises InvalidRequestError for anything else."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise invalid(field, repr(value), "a dict of keyword arguments, or None")
+    return dict(value)
 
 
 def model_name(value: Any, why: str) -> None:

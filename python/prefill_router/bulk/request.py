@@ -11,7 +11,7 @@ import numpy as np
 
 import prefill_router as pr
 
-from .arguments import one_of
+from .arguments import flag, one_of
 from .isolate import run_rows
 from .problems import at_row, out_of_range
 from .rows import Layer, Rows, Vectors
@@ -63,6 +63,7 @@ class Request:
         """Raises what can be refused without a model."""
         one_of("profile", self.profile, PROFILES)
         one_of("storage", self.storage, LARGEST)
+        flag("raw", self.raw)
         self.made([pr.Tokens([0])])
 
     def made(self, prompts: list[Any]) -> Any:

@@ -94,8 +94,10 @@ def extract(
     path = arguments.folder("output", output)
     plan.rows_per_shard(rows_per_shard, 1)
     arguments.duplicate_ids(duplicate_ids)
+    arguments.flag("fail_fast", fail_fast)
+    arguments.callback("on_progress", on_progress)
     devices = arguments.devices(devices)
-    options = dict(model_options or {})
+    options = arguments.options("model_options", model_options)
     cache_dir = _one_cache(options.pop("cache_dir", None), cache_dir)
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
     with ExitStack() as stack:
@@ -173,7 +175,8 @@ def iterate(
 
 def _one_cache(inside: Any, beside: Any) -> Any:
     """`cache_dir` of the model's options, or of the call."""
-    if inside is not None and beside is not None and os.fspath(inside) != os.fspath(beside):
+    inside, beside = (arguments.optional_folder("cache_dir", each) for each in (inside, beside))
+    if inside is not None and beside is not None and inside != beside:
         raise invalid("cache_dir", beside, f"what model_options says, `{inside}`, or nothing there")
     return beside if inside is None else inside
 

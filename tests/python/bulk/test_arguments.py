@@ -29,6 +29,12 @@ from .helpers import content, extract, prompts
         *(("layers", value) for value in ("3", "1,3", b"\1\3", {1: 3}, 3)),
         *(("pooling", value) for value in ("last", "last,mean", b"last", 5)),
         *(("source_format", value) for value in ("jsonl", "csv", "text", "xml", 5)),
+        *((field, value) for field in ("raw", "fail_fast") for value in ("no", "false", 0, 1, None, [], np.True_)),
+        *(("model_options", value) for value in ("", "ab", 5, [], [("device", "cpu")], {1: 2}, {"device": "cpu"})),
+        *(("cache_dir", value) for value in (b"x", 5, "", "a\0b")),
+        *(("on_progress", value) for value in ("x", 5, False)),
+        *(("prompt_column", value) for value in (None, 5, b"prompt", ["prompt"], "nope")),
+        *(("id_column", value) for value in (5, b"id", ["id"], "nope")),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(field: str, value: Any, fake: Engine, tmp_path: Path) -> None:
