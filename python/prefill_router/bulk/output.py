@@ -47,6 +47,7 @@ class Output:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._source = manifest.source
         older = Manifest.read(folder)
         if older is None:
             if any(folder.glob("shard-*")):
@@ -57,6 +58,8 @@ class Output:
                 expected = f"the settings it was begun with, or another folder: {'; '.join(changed)}"
                 raise invalid("output", folder, expected)
             manifest.shards = older.shards
+            # What was read before is what the shards were made of, until all of this source was seen to be the same.
+            manifest.source = older.source
         _clear(folder, FORMATS[manifest.format].suffix)
         self.whole = {
             number: shard
@@ -91,7 +94,7 @@ class Output:
                     yield from held
                 held = []
         if end < expected:
-            raise invalid("source", self.manifest.source["name"], f"the {expected} rows it had, found {end}")
+            raise invalid("source", self._source["name"], f"the {expected} rows it had, found {end}")
 
     def write(self, parts: Sequence[Made]) -> Shard:
         """Puts the file of a shard in place, for `record` to name it. May be called on several threads.
@@ -119,16 +122,16 @@ class Output:
         self.manifest.save(self.folder)
 
     def finish(self) -> None:
-        """Marks the source as read to its end."""
-        if not self.manifest.complete:
-            self.manifest.complete = True
+        """Marks the source as read to its end, and names it."""
+        if not self.manifest.complete or self.manifest.source != self._source:
+            self.manifest.complete, self.manifest.source = True, self._source
             self.manifest.save(self.folder)
 
     def _check_source(self, windows: Sequence[Window], shard: Shard) -> None:
         if _identity(windows, shard.rows) != shard.source_sha256:
             last = shard.first_row + shard.rows - 1
             expected = f"the ids and prompts that rows {shard.first_row} to {last} had, or another output folder"
-            raise invalid("source", self.manifest.source["name"], expected)
+            raise invalid("source", self._source["name"], expected)
 
 
 def _clear(folder: Path, suffix: str) -> None:

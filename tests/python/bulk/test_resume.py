@@ -242,6 +242,15 @@ def test_a_source_that_has_changed_is_refused(
     assert content_of(tmp_path / "whole") == whole
 
 
+def test_a_source_that_is_refused_is_not_what_the_manifest_says_was_read(
+    fake: Engine, rows: list[dict[str, Any]], whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    for columns in ({"prompt_column": "id"}, {"id_column": "prompt"}):
+        with pytest.raises(pr.InvalidRequestError, match="expected the ids and prompts that rows 0 to 99 had"):
+            extract(rows, fake, tmp_path / "whole", **columns)
+        assert content_of(tmp_path / "whole") == whole
+
+
 def test_a_damaged_shard_is_not_made_again_from_another_source(
     fake: Engine, rows: list[dict[str, Any]], whole: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -267,6 +276,7 @@ def test_the_place_of_the_model_and_the_name_of_the_source_do_not_matter(
     (tmp_path / "model").rename(tmp_path / "moved")
     fake.info.id = str(tmp_path / "moved")
     assert extract(iter(rows), fake, tmp_path / "whole").resumed == 330
+    assert pr.load(tmp_path / "whole").manifest.source["name"] == "list_iterator"
 
 
 def test_a_manifest_of_a_newer_schema_is_refused(
