@@ -39,6 +39,21 @@ app.command()(commands.inspect)
 app.add_typer(cli_golden.app, name="golden")
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"prefill-router {pr.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What belongs to no subcommand."""
+
+
 @app.command()
 def info(
     model: Annotated[str, typer.Argument(help="Hub id or folder.")],

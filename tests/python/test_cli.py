@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,11 @@ def test_info_describes_the_model() -> None:
     described = json.loads(result.stdout)
     assert (described["n_layers"], described["hidden_dim"], described["layout"]) == (4, 32, "packed")
     assert "n_layers  4" in command("info", tiny_folder("llama")).stdout
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    found = command("--version")
+    assert (found.exit_code, found.output) == (0, f"prefill-router {version('prefill-router')}\n")
 
 
 def test_a_traceback_comes_only_if_asked_for() -> None:
