@@ -136,6 +136,9 @@ class Workers:
                 else:
                     self.memory.append(value)
                     active.remove(connection)
+        for _, process in self._workers.values():
+            # One that is terminated on its way out leaves what its libraries share, and Python warns of it.
+            process.join(_SECONDS_TO_END)
 
     def _send(self, connection: Connection, message: Any) -> None:
         try:

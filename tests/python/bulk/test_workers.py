@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,14 @@ def test_two_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
     assert extract(rows(160), tmp_path / "two", devices=TWO).resumed == 150 - 16 - 6
     extract(rows(160), tmp_path / "one")
     assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
+def test_processes_end_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int | None] = []
+    terminate = BaseProcess.terminate
+    monkeypatch.setattr(BaseProcess, "terminate", lambda process: (codes.append(process.exitcode), terminate(process)))
+    extract(rows(), tmp_path / "out", devices=TWO)
+    assert codes == [0, 0]
 
 
 def test_a_damaged_shard_is_not_made_again_from_another_source(tmp_path: Path) -> None:
