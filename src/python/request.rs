@@ -249,7 +249,7 @@ fn layers(value: &Bound<'_, PyAny>) -> Result<Layers, Failure> {
         };
     }
     let refused = |item: &Bound<'_, PyAny>| refusal("layers", item, EXPECTED, None);
-    if is_text(value) || value.is_instance_of::<PyDict>() {
+    if is_text_or_dict(value) {
         return Err(refused(value));
     }
     let selected = iterate(value, || refused(value))?.map(|item| -> Result<Layer, Failure> {
@@ -273,10 +273,15 @@ fn layers(value: &Bound<'_, PyAny>) -> Result<Layers, Failure> {
     selected.collect::<Result<_, Failure>>().map(Layers::Selected)
 }
 
+/// Whether iterating over it would take it apart, or take its keys for it.
+fn is_text_or_dict(value: &Bound<'_, PyAny>) -> bool {
+    is_text(value) || value.is_instance_of::<PyDict>()
+}
+
 fn poolings(value: &Bound<'_, PyAny>) -> Result<Vec<Pooling>, Failure> {
     const EXPECTED: &str = "a list of \"last\" and \"mean\"";
     let refused = || refusal("pooling", value, EXPECTED, None);
-    if is_text(value) {
+    if is_text_or_dict(value) {
         return Err(refused());
     }
     iterate(value, refused)?

@@ -77,7 +77,10 @@ def test_layers_have_an_order_of_their_own(layers: object) -> None:
 
 @pytest.mark.parametrize(
     "pooling",
-    [None, 1, "last", b"last", "", [], ["max"], ["LAST"], [1], [None], [b"last"], [SURROGATE], BadRepr(), [BadRepr()]],
+    [
+        *(None, 1, "last", b"last", "", [], ["max"], ["LAST"], [1], [None], [b"last"], {"last": 1}, [SURROGATE]),
+        *(BadRepr(), [BadRepr()]),
+    ],
     ids=by_type,
 )
 def test_pooling_is_some_of_two(pooling: object) -> None:
