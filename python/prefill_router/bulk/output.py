@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from . import atomic, header
@@ -78,21 +79,21 @@ class Output:
         size = self.manifest.rows_per_shard
         expected = max((shard.first_row + shard.rows for shard in self.manifest.shards.values()), default=0)
         end = 0
-        held: list[Window] = []
-        for window in windows:
-            end = window.first + len(window.prompts)
-            shard = self.whole.get(window.first // size)
-            if shard is None:
-                yield window
-                continue
-            held.append(window)
-            if end - shard.first_row >= shard.rows:
+        for number, group in groupby(windows, lambda window: window.first // size):
+            shard = self.whole.get(number)
+            held: list[Window] = []
+            for window in group:
+                end = window.first + len(window.prompts)
+                if shard is None:
+                    yield window
+                else:
+                    held.append(window)
+            if shard is not None and end >= shard.first_row + shard.rows:
                 self._check_source(held, shard)
-                if end - shard.first_row > shard.rows:
+                if end > shard.first_row + shard.rows:
                     # The source has grown: its last shard is made again, with the rows that were added.
-                    del self.whole[window.first // size]
+                    del self.whole[number]
                     yield from held
-                held = []
         if end < expected:
             raise invalid("source", self._source["name"], f"the {expected} rows it had, found {end}")
 
@@ -177,6 +178,8 @@ def _identity(windows: Sequence[Window], rows: int) -> str:
     digest = hashlib.sha256()
     for window in windows:
         taken = min(rows, len(window.prompts))
-        digest.update(window.identity(taken))
+        # A window of none of these rows has no part in it, not even a comma.
+        if taken:
+            digest.update(window.identity(taken))
         rows -= taken
     return digest.hexdigest()

@@ -14,7 +14,7 @@ import pytest
 
 import prefill_router as pr
 from fixtures.engine import BAD, Engine
-from prefill_router.bulk import atomic, lock, manifest
+from prefill_router.bulk import atomic, lock, manifest, plan
 
 from .helpers import content as content_of
 from .helpers import extract, prompts
@@ -153,6 +153,20 @@ def test_a_source_that_has_grown_is_gone_on_with(
         assert content_of(tmp_path / "out") == content_of(tmp_path / f"at-once-{count}")
         assert sum(fake.calls) > before
     assert content_of(tmp_path / "at-once-330") == whole
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("count", [16, 48, 50, 64, 80])
+def test_a_source_that_ended_with_a_window_inside_a_shard_may_grow(
+    count: int, damaged: bool, fake: Engine, rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "WINDOW", 16)
+    extract(rows[:count], fake, tmp_path / "grown", rows_per_shard=64)
+    if damaged:
+        max((tmp_path / "grown").glob("shard-*")).unlink()
+    extract(rows, fake, tmp_path / "grown", rows_per_shard=64)
+    extract(rows, fake, tmp_path / "at-once", rows_per_shard=64)
+    assert content_of(tmp_path / "grown") == content_of(tmp_path / "at-once")
 
 
 @pytest.mark.parametrize(
