@@ -55,7 +55,7 @@ pub(super) struct Gone(Arc<AtomicUsize>);
 impl Gone {
     /// Whether somebody has given up since the last time.
     pub fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0 && self.0.swap(0, Ordering::Relaxed) > 0
+        self.0.load(Ordering::Relaxed) > 0 && self.0.swap(0, Ordering::Acquire) > 0
     }
 }
 
