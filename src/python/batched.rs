@@ -351,8 +351,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The last handle closes the queue, whose lock a thread of the parent may have held when it forked.
-            mem::forget(self.handle.clone());
+            // The last of each takes a lock, to close the queue and the channel, which a thread of the parent may have held
+            // when it forked.
+            mem::forget((self.handle.clone(), self.answered.clone()));
         }
     }
 }
