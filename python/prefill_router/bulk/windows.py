@@ -125,7 +125,7 @@ def window_of(first: int, ids: list[Any] | None, prompts: list[Any]) -> Window:
     for index, name in enumerate(ids or ()):
         if type(name) is str:
             continue
-        if name is None or isinstance(name, Bad | list | dict | float | bool):
+        if name is None or isinstance(name, Bad | list | tuple | dict | float | bool | bytes):
             refuse_id(index, name if isinstance(name, Bad) else Bad(str(name), "text or a whole number as the id"))
         else:
             names[index] = str(name)

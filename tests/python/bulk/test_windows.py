@@ -1,11 +1,15 @@
 """Ids of windows: what is no id is a row that failed, and what stands in for it is nobody else's."""
 
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import prefill_router as pr
 from fixtures.engine import Engine
+from prefill_router.bulk.windows import window_of
 
 from .helpers import extract
 
@@ -30,3 +34,16 @@ def test_the_stand_in_of_a_failed_id_is_no_duplicate(order: list[str | None], fa
         assert extract(rows, fake, tmp_path / f"out-{size}", rows_per_shard=size).failed == 1
     with pytest.raises(pr.InvalidRequestError, match="row 0 has it too"):
         extract([*rows, rows[0]], fake, tmp_path / "twice", rows_per_shard=2)
+
+
+@pytest.mark.parametrize("name", [None, 1.5, True, ["a"], ("a",), {"a": 1}, b"a", np.array([b"a"])[0]])
+def test_what_has_another_name_as_text_is_no_id(name: Any) -> None:
+    window = window_of(7, [name, "b"], ["x", "y"])
+    assert window.ids == ["row 7", "b"]
+    assert "expected text or a whole number as the id" in str(window.errors[0])
+
+
+@pytest.mark.parametrize("name", [12, np.int64(12), np.str_("12"), Decimal(12)])
+def test_what_has_one_name_as_text_is_an_id(name: Any) -> None:
+    window = window_of(7, [name], ["x"])
+    assert (window.ids, window.errors) == (["12"], {})
