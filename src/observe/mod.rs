@@ -1,6 +1,7 @@
 //! What can be seen from outside: spans and events through `tracing`, numbers through `metrics`.
 //!
-//! Without a subscriber and a recorder, which are the host's, nothing is measured. All names are in the tables below.
+//! Subscriber and recorder are the host's. Without a subscriber, and without the feature `metrics`, no phase of a run is
+//! measured. All names are in the tables below.
 //!
 //! # Spans
 //!

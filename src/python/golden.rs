@@ -72,10 +72,10 @@ impl Golden {
     /// It appears whole or not at all.
     ///
     /// Args:
-    ///     path: The file; an older one is replaced.
+    ///     path: The file; an older golden file is replaced, anything else is left.
     ///
     /// Raises:
-    ///     InvalidRequestError: It cannot be written there. An older one stays as it was.
+    ///     InvalidRequestError: It cannot be written there. What is there stays as it was.
     fn save(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
         let file = file(path).map_err(|failure| raise(py, failure))?;
         let saved = py.detach(|| self.inner.save(file));
