@@ -69,7 +69,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "field"), BAD)
-def test_bad_input_is_an_ordinaryerror_of(batched: pr.BatchedForward, make: Callable[[], Any], field: str) -> None:
+def test_bad_input_is_an_ordinary_error(batched: pr.BatchedForward, make: Callable[[], Any], field: str) -> None:
     for run in (batched.forward, lambda request: batched.submit(request).result(PATIENCE)):
         with pytest.raises(pr.InvalidRequestError) as raised:
             run(make())
