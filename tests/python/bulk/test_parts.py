@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import threading
 import time
@@ -129,6 +130,27 @@ def test_a_file_has_the_checksum_of_its_bytes_however_it_is_written(tmp_path: Pa
     assert digest == hashlib.sha256(data).hexdigest() == atomic.sha256(tmp_path / "file")
     wide = np.arange(6, dtype="f4").reshape(2, 3)
     assert atomic.write(tmp_path / "file", lambda file: file.write(wide)) == hashlib.sha256(wide.tobytes()).hexdigest()
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_anybody_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    flush, rename = os.fsync, Path.replace
+    names = {tmp_path: "folder", tmp_path / "file": "file", atomic.temporary_of(tmp_path / "file"): "temporary"}
+
+    def fsync(descriptor: int) -> None:
+        done.append(f"flush {names[Path(os.readlink(f'/proc/self/fd/{descriptor}'))]}")
+        flush(descriptor)
+
+    def replace(path: Path, target: Path) -> Path:
+        done.append(f"rename {names[path]} {names[target]}")
+        return rename(path, target)
+
+    monkeypatch.setattr(atomic.os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    atomic.write(tmp_path / "file", lambda file: file.write(b"x"))
+    assert done == ["flush temporary", "rename temporary file", "flush folder"]
 
 
 def test_a_file_that_is_hashed_has_no_way_back(tmp_path: Path) -> None:

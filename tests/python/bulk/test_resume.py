@@ -155,6 +155,21 @@ def test_a_source_that_has_grown_is_gone_on_with(
     assert content_of(tmp_path / "at-once-330") == whole
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+def test_while_something_is_missing_a_manifest_is_not_complete(
+    damaged: bool, fake: Engine, rows: list[dict[str, Any]], whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert json.loads(whole[manifest.NAME])["complete"]
+    if damaged:
+        (tmp_path / "whole" / "shard-000001.safetensors").unlink()
+    # A folder in the way of the first shard that is missing, or of the one after the last, which has grown.
+    (tmp_path / "whole" / (".shard-000001.safetensors.tmp" if damaged else ".shard-000004.safetensors.tmp")).mkdir()
+    more = rows if damaged else [*rows, *prompts(450)[330:]]
+    with pytest.raises(OSError, match="shard-"):
+        extract(more, fake, tmp_path / "whole")
+    assert not json.loads((tmp_path / "whole" / manifest.NAME).read_bytes())["complete"]
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize("count", [16, 48, 50, 64, 80])
 def test_a_source_that_ended_with_a_window_inside_a_shard_may_grow(
