@@ -163,8 +163,8 @@ def iterate(
     arguments.model(model)
     plan.rows("window", window, 1)
     opened = open_source(source, Columns(prompt_column, id_column), source_format)
-    forward = _forward(model, None, {})
     with closing(opened):
+        forward = _forward(model, None, {})
         layers, hidden = request.layers(forward), forward.model().hidden_dim
         window = plan.rows("window", window, _row_bytes(request, layers, hidden))
         todo = windows(opened, window, window, duplicate_ids)

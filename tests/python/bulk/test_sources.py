@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
@@ -185,6 +186,7 @@ def test_a_file_that_is_something_else_is_refused(name: str, tmp_path: Path) -> 
         (b"text", "in an order"),
         ({"a", "b"}, "in an order"),
         (5, "in an order"),
+        (np.array("a"), "in an order"),
     ],
 )
 def test_what_is_no_source_is_refused(source: Any, words: str) -> None:

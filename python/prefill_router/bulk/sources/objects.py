@@ -34,7 +34,9 @@ def read(source: Any, columns: Columns) -> Source:
                 "source", name, f"a table with columns of one type and names that differ ({error})"
             ) from error
         return from_arrow(reader, columns, name, reader.schema.names)
-    if isinstance(source, bytes | Mapping | set | frozenset) or not isinstance(source, Iterable):
+    # An array of no dimensions has what iterables have, and refuses.
+    no_rows = not isinstance(source, Iterable) or getattr(source, "ndim", None) == 0
+    if no_rows or isinstance(source, bytes | Mapping | set | frozenset):
         expected = "a file, a split of a dataset, an Arrow table or an iterable of dicts or prompts, in an order"
         raise invalid("source", name, expected)
     return Source(name, from_records(_records(source), columns, name))
