@@ -18,7 +18,7 @@ help: ## List the targets
 
 .PHONY: setup
 setup: $(filter target/%,$(UV)) ## Make .venv with everything, the compiled package included
-	$(UV) sync --locked --quiet
+	$(UV) sync --locked
 
 target/uv/bin/uv:
 	python3 -m pip install --quiet --disable-pip-version-check --target target/uv uv

@@ -25,6 +25,7 @@ use prefill_router::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
+use tracing_subscriber::fmt::format::FmtSpan;
 
 /// How long a forward that runs may hold up the end.
 const GRACE: Duration = Duration::from_millis(500);
@@ -37,7 +38,12 @@ async fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     };
-    tracing_subscriber::fmt().with_env_filter(log_filter()).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(log_filter())
+        .with_writer(std::io::stderr)
+        // A line when a span ends: without it, spans are only told around events.
+        .with_span_events(FmtSpan::CLOSE)
+        .init();
     match serve(&model).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

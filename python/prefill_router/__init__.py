@@ -102,3 +102,8 @@ def __getattr__(name: str) -> object:
         globals().update(extract=bulk.extract, load=bulk.load)
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Completion shows what is imported late, too."""
+    return sorted({*globals(), *__all__})

@@ -122,7 +122,17 @@ fn missing(py: Python<'_>, error: &PyErr) -> Result<PrefillError, Failure> {
         let name = value.getattr("name").ok().and_then(|name| name.extract::<String>().ok());
         let package = name.as_deref().and_then(|name| name.split('.').next());
         let package = package.unwrap_or("torch transformers");
-        (text(value)?, format!("{install} --upgrade {package}`"))
+        let fix = if is_standard(py, package)? {
+            // No pip has it. Mostly the program was started with another libpython than the interpreter's.
+            let version = py.version_info();
+            format!(
+                "make the program load the libpython of this interpreter (README, Install); it runs with one of Python {}.{}.{}",
+                version.major, version.minor, version.patch
+            )
+        } else {
+            format!("{install} --upgrade {package}`")
+        };
+        (text(value)?, fix)
     } else {
         (absent.join(", "), format!("{install} {}`", absent.join(" ")))
     };
@@ -136,6 +146,12 @@ fn is_absent(py: Python<'_>, name: &str) -> Result<bool, Failure> {
         .and_then(|module| module.getattr("find_spec"))
         .and_then(|find| find.call1((name,)));
     Ok(tried(py, found)?.is_some_and(|found| found.is_none()))
+}
+
+/// Whether a module of that name comes with Python itself.
+fn is_standard(py: Python<'_>, name: &str) -> Result<bool, Failure> {
+    let names = py.import("sys").and_then(|sys| sys.getattr("stdlib_module_names"));
+    Ok(tried(py, names.and_then(|names| names.contains(name)))?.unwrap_or(false))
 }
 
 /// The error an `EngineError` stands for; none if it is another exception. Fails with an interrupt alone.

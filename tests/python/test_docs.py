@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,11 @@ def test_an_example_runs(source: str, tmp_path: Path, monkeypatch: pytest.Monkey
     exec(compile(source, "<example>", "exec"), names)
     if isinstance(out := names.get("out"), pr.ForwardOutput):
         assert out.last.shape == out.mean.shape == (len(out.layers), 2, 576)
+
+
+def test_a_crate_that_is_set_up_as_the_readme_says_builds_with_our_pyo3() -> None:
+    [shown] = map(tomllib.loads, re.findall(r"^```toml\n(.*?)^```", README.read_text(), re.M | re.S))
+    ours = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    assert shown["dependencies"]["pyo3"] == ours["dependencies"]["pyo3"]["version"]
+    ours = ours["build-dependencies"]["pyo3-build-config"]["version"]
+    assert shown["build-dependencies"]["pyo3-build-config"] == ours

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +26,11 @@ def test_everything_public_is_there_and_documented() -> None:
         assert name == "__version__" or member.__doc__, name
     public = {name for name in vars(pr) if not name.startswith("_") and not inspect.ismodule(getattr(pr, name))}
     assert public == set(pr.__all__) - {"__version__"}
+
+
+def test_dir_lists_what_is_imported_late() -> None:
+    script = "import prefill_router as pr, sys; assert {*pr.__all__} <= {*dir(pr)}; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_versions_agree() -> None:

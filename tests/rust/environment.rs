@@ -111,6 +111,25 @@ fn an_environment_without_torch_says_what_to_install_and_with_what() {
 }
 
 #[test]
+fn a_module_of_python_itself_that_fails_is_nothing_to_install() {
+    let scratch = scratch();
+    let bare = bare(scratch.path().join("bare"));
+    let packages = scratch.path().join("packages");
+    for name in ["torch", "transformers", "numpy", "safetensors", "huggingface_hub", "jinja2"] {
+        fs::create_dir_all(packages.join(name)).unwrap();
+        let source = "raise ImportError('_ssl.so: undefined symbol: _PyModule_Add', name='_ssl')";
+        fs::write(packages.join(name).join("__init__.py"), source).unwrap();
+    }
+    let told = describes(|command| {
+        command.env("VIRTUAL_ENV", &bare).env("PYTHONPATH", &packages);
+    });
+    assert_eq!(told["kind"], "environment", "{told}");
+    assert!(told["missing"].as_str().unwrap().contains("undefined symbol"), "{told}");
+    let fix = told["fix"].as_str().unwrap();
+    assert!(fix.contains("libpython") && !fix.contains("pip"), "{fix}");
+}
+
+#[test]
 fn prefill_router_python_goes_before_the_active_environment() {
     let scratch = scratch();
     let bare = bare(scratch.path().join("bare"));

@@ -33,7 +33,7 @@ impl Service {
         let folder = case("llama").folder.to_str().unwrap();
         let arguments = [&[folder, "--addr", "127.0.0.1:0"], flags].concat();
         let mut child = Child::example("service", &arguments, |command| {
-            command.env("VIRTUAL_ENV", environment());
+            command.env("VIRTUAL_ENV", environment()).env("RUST_LOG", "prefill_router=debug");
         });
         let said = child.says();
         let address = said.strip_prefix("listening on ").unwrap_or_else(|| panic!("{said}"));
@@ -60,10 +60,12 @@ impl Service {
         }
     }
 
-    fn ends_after_an_interrupt(mut self) {
+    /// Gives its log.
+    fn ends_after_an_interrupt(mut self) -> String {
         self.child.interrupt();
         let status = self.child.ends_within(SOON);
         assert_eq!(status.code(), Some(0), "{status}");
+        self.child.succeeds()
     }
 }
 
@@ -156,7 +158,10 @@ fn clients_at_once_get_what_the_library_gives_and_typed_errors() {
         assert_eq!((answer.status, kind(&answer)), (status, kind_), "{body}: {}", answer.body);
         assert!(!answer.body["error"]["message"].as_str().unwrap().is_empty());
     }
-    service.ends_after_an_interrupt();
+    let log = service.ends_after_an_interrupt();
+    for phase in ["queued_us", "render_us", "tokenize_us", "forward_us", "pool_us"] {
+        assert!(log.contains(phase), "no {phase}: {log}");
+    }
 }
 
 #[test]
