@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,18 @@ def test_stdin_and_raw_text(tmp_path: Path) -> None:
     assert extract("-", tmp_path / "out", "--raw", "--layers", "1", text="a b\n").exit_code == 0
     expected = llama().extract([pr.Raw("a b")], layers=[1]).last[:, 0]
     assert np.allclose(pr.load(tmp_path / "out").last[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("suffix", "content"), [("txt", "one\ntwo\n"), ("csv", "prompt\none\ntwo\n")])
+def test_a_pipe_with_a_name_is_read_like_a_file(suffix: str, content: str, tmp_path: Path) -> None:
+    pipe = tmp_path / f"prompts.{suffix}"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=[content])
+    writer.start()
+    result = extract(pipe, tmp_path / "out")
+    writer.join()
+    assert result.exit_code == 0, result.output
+    assert pr.load(tmp_path / "out").rows == 2
 
 
 def test_every_setting_arrives(source: Path, tmp_path: Path) -> None:
