@@ -5,7 +5,9 @@ Failures of a known kind end as one line on stderr and exit code 1, never as a t
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -82,7 +84,17 @@ def info(
 
 def main() -> None:
     """Entry point of the console script."""
+    _mend_streams()
     app()
+
+
+def _mend_streams() -> None:
+    """What is done must not end as a failure because a line about it cannot be printed."""
+    if sys.stderr is None:  # closed by the caller; print would take stdout for it
+        sys.stderr = io.StringIO()
+    # A name of a file may hold bytes that are no text, and a terminal may know few characters.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def describe(model: pr.ModelInfo) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """The command: what it writes is what `extract` gives, and whatever is wrong is one line and an exit code."""
 
 import errno
+import io
 import json
 import os
+import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typer.testing import CliRunner, Result
 import prefill_router as pr
 from fixtures.models import tiny_folder
 from prefill_router.bulk import atomic, run
-from prefill_router.cli import app
+from prefill_router.cli import app, main
 
 from .helpers import llama
 
@@ -75,6 +78,18 @@ def test_stdin_and_raw_text(tmp_path: Path) -> None:
     assert extract("-", tmp_path / "out", "--raw", "--layers", "1", text="a b\n").exit_code == 0
     expected = llama().extract([pr.Raw("a b")], layers=[1]).last[:, 0]
     assert np.allclose(pr.load(tmp_path / "out").last[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("suffix", "content"), [("txt", "one\ntwo\n"), ("csv", "prompt\none\ntwo\n")])
+def test_a_pipe_with_a_name_is_read_like_a_file(suffix: str, content: str, tmp_path: Path) -> None:
+    pipe = tmp_path / f"prompts.{suffix}"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=[content])
+    writer.start()
+    result = extract(pipe, tmp_path / "out")
+    writer.join()
+    assert result.exit_code == 0, result.output
+    assert pr.load(tmp_path / "out").rows == 2
 
 
 def test_every_setting_arrives(source: Path, tmp_path: Path) -> None:
@@ -184,6 +199,34 @@ def test_inspect_prints_what_is_there(source: Path, tmp_path: Path) -> None:
     assert "                layers  1, final" in lines
     assert "  model.context_window  1024" in lines
     assert "manifest.json" in failure(command("inspect", tmp_path))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_name_that_cannot_be_printed_is_escaped(
+    encoding: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "caf\udce9"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert run_main("extract", source, "-m", tiny_folder("llama"), "-o", odd, monkeypatch=monkeypatch) == 0
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == f"{tmp_path}/caf\\udce9\n".encode()  # type: ignore[attr-defined]
+
+
+def test_without_stderr_a_command_says_nothing_and_works(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    output = tmp_path / "out"
+    assert run_main("extract", source, "-m", tiny_folder("llama"), "-o", output, monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+
+
+def run_main(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code of the console script."""
+    monkeypatch.setattr(sys, "argv", ["prefill-router", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
 
 
 def test_info_describes_the_model() -> None:

@@ -80,7 +80,8 @@ class Request:
         return {
             "profile": self.profile,
             "raw": self.raw,
-            "chat_template_kwargs": dict(self.settings.get("chat_template_kwargs") or {}),
+            # The order of variables changes nothing, that of keys inside them does.
+            "chat_template_kwargs": dict(sorted((self.settings.get("chat_template_kwargs") or {}).items())),
             "pooling": self.poolings,
             "batching": {"max_tokens": batching.max_tokens} if packed else {"batch_size": batching.batch_size},
             "max_length": request.max_length,

@@ -9,13 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
+
+import numpy as np
 
 from prefill_router.errors import PrefillError
 
 from .ids import SeenIds
 from .problems import invalid
 from .sources import Bad, Batch, Source
+
+_NAMES = (str, int, np.integer, Decimal, UUID, date)
+"""Types whose text is a name. That of others may hold an address in memory, or stand for a value that is missing."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,8 @@ def window_of(first: int, ids: list[Any] | None, prompts: list[Any]) -> Window:
     for index, name in enumerate(ids or ()):
         if type(name) is str:
             continue
-        if name is None or isinstance(name, Bad | list | tuple | dict | float | bool | bytes):
+        # NaN and NaT, which are of these types too, are no names: they differ from themselves.
+        if not isinstance(name, _NAMES) or isinstance(name, bool) or name != name:
             refuse_id(index, name if isinstance(name, Bad) else Bad(str(name), "text or a whole number as the id"))
         else:
             names[index] = str(name)

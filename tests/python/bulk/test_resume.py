@@ -198,7 +198,7 @@ def test_a_source_that_ended_with_a_window_inside_a_shard_may_grow(
         ({"batching": pr.Packed(64)}, "batching.max_tokens was 2048 and is 64"),
         ({"batching": pr.Padded(4)}, "batching.max_tokens was 2048 and is None"),
         ({"add_special_tokens": True}, "add_special_tokens was None and is True"),
-        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a was None and is 1"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs was {} and is {'a': 1}"),
     ],
 )
 def test_other_settings_are_refused_by_name(
@@ -213,6 +213,25 @@ def test_other_settings_are_refused_by_name(
         extract(rows, fake, tmp_path / "whole", **arguments)
     assert words in str(caught.value.expected)
     assert content_of(tmp_path / "whole") == whole
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"b": [1], "a": {"c": 1, "d": 2}},
+        {"b": [True], "a": {"d": 2, "c": 1}},
+        {"b": [1.0], "a": {"d": 2, "c": 1}},
+        {"b": [1], "a": {"d": 2, "c": 1}, "e": None},
+    ],
+)
+def test_template_kwargs_that_only_python_takes_for_the_same_are_refused(
+    other: dict[str, Any], fake: Engine, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    before = {"b": [1], "a": {"d": 2, "c": 1}}
+    extract(rows, fake, tmp_path / "out", chat_template_kwargs=before)
+    extract(rows, fake, tmp_path / "out", chat_template_kwargs=dict(reversed(before.items())))
+    with pytest.raises(pr.InvalidRequestError, match="chat_template_kwargs was"):
+        extract(rows, fake, tmp_path / "out", chat_template_kwargs=other)
 
 
 @pytest.mark.parametrize(

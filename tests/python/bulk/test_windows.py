@@ -1,11 +1,15 @@
 """Ids of windows: what is no id is a row that failed, and what stands in for it is nobody else's."""
 
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import prefill_router as pr
 from fixtures.engine import Engine
@@ -36,14 +40,18 @@ def test_the_stand_in_of_a_failed_id_is_no_duplicate(order: list[str | None], fa
         extract([*rows, rows[0]], fake, tmp_path / "twice", rows_per_shard=2)
 
 
-@pytest.mark.parametrize("name", [None, 1.5, True, ["a"], ("a",), {"a": 1}, b"a", np.array([b"a"])[0]])
+NO_NAMES = [None, 1.5, True, ["a"], ("a",), {"a": 1}, b"a", np.array([b"a"])[0], bytearray(b"a"), {1}, object(), 1j]
+NO_NAMES += [np.float32(1.5), np.bool_(True), np.array([1]), torch.tensor(3), pd.NA, pd.NaT, Decimal("nan")]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
 def test_what_has_another_name_as_text_is_no_id(name: Any) -> None:
     window = window_of(7, [name, "b"], ["x", "y"])
     assert window.ids == ["row 7", "b"]
     assert "expected text or a whole number as the id" in str(window.errors[0])
 
 
-@pytest.mark.parametrize("name", [12, np.int64(12), np.str_("12"), Decimal(12)])
+@pytest.mark.parametrize("name", [12, np.int64(12), np.str_("12"), Decimal(12), 10**40, UUID(int=12), date(2026, 1, 2)])
 def test_what_has_one_name_as_text_is_an_id(name: Any) -> None:
     window = window_of(7, [name], ["x"])
-    assert (window.ids, window.errors) == (["12"], {})
+    assert (window.ids, window.errors) == ([str(name)], {})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..problems import invalid
 
@@ -44,6 +45,12 @@ class Source:
     batches: Iterable[Batch]
     fraction: Callable[[], float] = lambda: 0.0
     close: Callable[[], None] = lambda: None
+
+
+def fraction_read(file: BinaryIO) -> Callable[[], float]:
+    """How much of an open file has been read. Nobody knows it of a pipe, which has no size, and no place to tell."""
+    size = os.fstat(file.fileno()).st_size
+    return (lambda: file.tell() / size) if size and file.seekable() else lambda: 0.0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -11,7 +10,7 @@ from typing import Any, BinaryIO
 
 from ..problems import invalid
 from ..strict_json import from_json
-from .base import NO_NUL, Bad, Columns, Source, from_records, refuse_utf16
+from .base import NO_NUL, Bad, Columns, Source, fraction_read, from_records, refuse_utf16
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -19,10 +18,8 @@ _BOM = b"\xef\xbb\xbf"
 def read(path: Path, columns: Columns, source_format: str) -> Source:
     """A file of lines. Raises OSError if it cannot be opened."""
     file = path.open("rb")
-    size = os.fstat(file.fileno()).st_size
-
     opened = _source(path.name, file, columns, source_format)
-    opened.fraction, opened.close = lambda: file.tell() / max(size, 1), file.close
+    opened.fraction, opened.close = fraction_read(file), file.close
     return opened
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..problems import invalid
-from .base import NO_NUL, ROWS_PER_BATCH, Bad, Batch, Columns, Source, refuse_utf16
+from .base import NO_NUL, ROWS_PER_BATCH, Bad, Batch, Columns, Source, fraction_read, refuse_utf16
 
 _LONGEST_CELL = 1 << 28  # a quote that is never closed ends there, and not with the file
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for names of columns
@@ -31,7 +30,6 @@ def read(path: Path, columns: Columns, source_format: str) -> Source:
 
 def _csv(path: Path, columns: Columns) -> Source:
     file = path.open("rb")
-    size = os.fstat(file.fileno()).st_size
     # Bytes that are no UTF-8 become surrogates, by which the one row that holds them is known.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
@@ -76,7 +74,7 @@ def _csv(path: Path, columns: Columns) -> Source:
             expected = f"CSV whose quotes are closed, and doubled inside a cell ({error})"
             raise invalid("source", f"{path.name}, the row from line {began}", expected) from error
 
-    return Source(path.name, batches(), lambda: file.tell() / max(size, 1), text.close)
+    return Source(path.name, batches(), fraction_read(file), text.close)
 
 
 def once(header: Sequence[str], column: str, source: str) -> int:
