@@ -168,7 +168,7 @@ def extract(
         source: a `ray.data.Dataset`, or a source as for `prefill_router.extract`, whose prompts Ray's object store
             must be able to hold, on disk where it spills.
         model: hub id or folder, which every worker can read.
-        output: a folder or URI for Parquet files, new or empty; None returns the dataset, not run yet.
+        output: a new folder or URI for Parquet files; None returns the dataset, not run yet.
         workers: how many; each has a GPU of its own, or else CPUs. None is the number of GPUs, on CPUs 1.
         cpus_per_worker: that Ray reserves, which are also torch's threads. Leave some for reading and writing.
         model_options: keyword arguments of `TransformersForward`. A `device` says whether workers get GPUs: "cuda" or
@@ -188,8 +188,10 @@ def extract(
         options["device"] = os.environ["PREFILL_ROUTER_DEVICE"]  # workers have another environment
     request = _request(profile, settings, raw, storage)
     arguments.model_name(model, "every worker loads its own")
-    if output is not None:
-        arguments.folder("output", output)
+    columns = Columns(prompt_column, id_column)
+    # Ray looks as well, at what is no path too, but only when the whole source was read.
+    if output is not None and arguments.folder("output", output).exists():
+        raise invalid("output", output, "a new folder, and something is there")
     stage = {"model_options": options, "profile": profile, "raw": raw, "storage": storage, **request.settings}
     arguments.duplicate_ids(duplicate_ids)
     if not ray.is_initialized():
@@ -207,7 +209,7 @@ def extract(
         rows, size = source, plan.WINDOW
         stage["prompt_column"] = prompt_column
     else:
-        opened = open_source(source, Columns(prompt_column, id_column), source_format)
+        opened = open_source(source, columns, source_format)
         with closing(opened):
             cut = windows(opened, plan.WINDOW, plan.WINDOW, duplicate_ids)
             rows, size, encoder = (

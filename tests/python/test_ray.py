@@ -88,8 +88,6 @@ def test_a_path_on_two_workers_gives_the_bits_of_a_local_run(
     for name in expected.column_names:
         assert found[name].to_pylist() == expected[name].to_pylist(), name
     assert pr.load(tmp_path / "local").manifest.features == features
-    with pytest.raises(ValueError, match="exist"):
-        on_ray.extract(source, tiny_folder("llama"), tmp_path / "out", **SETTINGS)
 
 
 def test_a_dataset_keeps_its_columns_and_order(cluster: Any, tmp_path: Path) -> None:
@@ -178,6 +176,9 @@ def test_what_is_wrong_is_said_before_anything_runs(cluster: Any, tmp_path: Path
         (["a"], {"workers": "2"}, "workers `2`"),
         (["a"], {"cpus_per_worker": 0}, "cpus_per_worker `0`"),
         (["a"], {"id_column": "x"}, "id_column `x`: expected none"),
+        (["a"], {"output": tmp_path}, "output `.*`: expected a new folder"),
+        (["a"], {"output": __file__}, "output `.*`: expected a new folder"),
+        (cluster.data.from_items(["a"]), {"prompt_column": 5}, "prompt_column `5`"),
         (cluster.data.from_items(["a"]), {"id_column": "x"}, "id_column `x`: expected none with a Ray"),
         (cluster.data.from_items(["a"]), {"source_format": "csv"}, "source_format `csv`"),
         (cluster.data.from_items(["a"]), {"duplicate_ids": "allow"}, "duplicate_ids `allow`"),

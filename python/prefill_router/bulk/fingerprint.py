@@ -26,6 +26,8 @@ INDEX = "model.safetensors.index.json"
 FAST_TOKENIZER = "tokenizer.json"
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "merges.txt", "tekken.json")
+# An adapter beside a whole model: transformers loads it too, where peft is installed.
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -44,8 +46,8 @@ def fingerprint(model: ModelInfo, cache_dir: str | os.PathLike[str] | None = Non
     # The vocabulary files beside tokenizer.json are not read, and a hub cache has them or not.
     tokenizer = (FAST_TOKENIZER, *TOKENIZER_SETTINGS) if fast else (*SLOW_TOKENIZERS, *TOKENIZER_SETTINGS)
     return {
-        "weights": _digest(_weights(folder), _weights_of),
-        "config": _digest([folder / "config.json", *sorted(folder.glob("*.py"))]),
+        "weights": _digest([*_weights(folder), folder / ADAPTER], _weights_of),
+        "config": _digest([folder / "config.json", folder / ADAPTER_CONFIG, *sorted(folder.glob("*.py"))]),
         "tokenizer": _digest(folder / name for name in tokenizer),
         "chat_template": _chat_template(folder),
     }

@@ -147,6 +147,8 @@ class Features:
         if (rows.first, len(rows)) != (shard.first_row, shard.rows):
             wanted, found = _range(shard.first_row, shard.rows), _range(rows.first, len(rows))
             raise invalid("folder", path, f"{wanted}, found {found}; run the extraction again to mend it")
+        if not all(index in range(len(rows)) for index in rows.errors):
+            raise invalid("folder", path, "errors of its own rows; run the extraction again to mend it")
         about = self.manifest.features
         shapes = {name: (shard.rows, len(self.layers), about["model"]["hidden_dim"]) for name in about["pooling"]}
         if list(rows.layers) != self.layers or {name: block.shape for name, block in rows.vectors.items()} != shapes:

@@ -159,3 +159,17 @@ def test_what_is_not_there_is_said(fake: Engine, tmp_path: Path) -> None:
     (tmp_path / "out" / "shard-000000.safetensors").write_bytes(b"no")
     with pytest.raises(pr.InvalidRequestError, match="run the extraction again"):
         pr.load(tmp_path / "out").shard(0)
+
+
+@pytest.mark.parametrize("place", [b"2", b"9", b'"x"'])
+def test_an_error_of_a_row_that_is_not_there_is_damage(place: bytes, fake: Engine, tmp_path: Path) -> None:
+    extract(["a", f"{BAD}invalid_request"], fake, tmp_path / "out")
+    (shard,) = (tmp_path / "out").glob("shard-*")
+    content = shard.read_bytes()
+    before = b'\\"errors\\": [[1, \\"invalid_request\\", \\"'
+    at = content.index(before)
+    after = before.replace(b"1", place.replace(b'"', b'\\"'))
+    # What is longer takes the place of letters of the message.
+    shard.write_bytes(content[:at] + after + content[at + len(after) :])
+    with pytest.raises(pr.InvalidRequestError, match="errors of its own rows"):
+        _ = pr.load(tmp_path / "out").failed

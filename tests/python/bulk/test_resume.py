@@ -252,7 +252,9 @@ def test_another_model_is_refused(
     ("file", "part"),
     [
         ("model.safetensors", "weights"),
+        ("adapter_model.safetensors", "weights"),
         ("config.json", "config"),
+        ("adapter_config.json", "config"),
         ("tokenizer.json", "tokenizer"),
         ("chat_template.jinja", "chat_template"),
     ],
